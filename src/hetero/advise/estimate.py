@@ -93,6 +93,12 @@ class Estimate:
     at_once : sequences that the memory holds
     shares : what the time is made of
     said : where the efficiency comes from
+
+    Examples
+    --------
+    >>> found = estimate(Workload("Llama-3.1-8B", prompt=512, context=1024), "RTX-4090")
+    >>> found.latency_s.low < found.latency_s.value < found.latency_s.high
+    True
     """
 
     work: values.WorkloadSpec
@@ -117,7 +123,14 @@ class Estimate:
         return {name: figure for name, figure in found.items() if isinstance(figure, Figure)}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what a program would read."""
+        """Return what a program would read.
+
+        Examples
+        --------
+        >>> found = estimate("Llama-3.1-8B", "RTX-4090").as_dict()
+        >>> found["device"], found["memory"]
+        ('RTX-4090', 'fits')
+        """
         return {
             "model": self.work.model.name,
             "device": self.device.name,
@@ -129,7 +142,13 @@ class Estimate:
         }
 
     def explain(self) -> str:
-        """Return the answer in words."""
+        """Return the answer in words.
+
+        Examples
+        --------
+        >>> print(estimate("Llama-3.1-8B", "RTX-4090").explain().splitlines()[0])
+        Llama-3.1-8B in bf16 by torch on 1 × RTX-4090: fits, ... a device
+        """
         work = self.work
         lines = [
             f"{work.model.name} in {work.weights} by {work.engine} on {self.spread.devices} × {self.device.name}:"

@@ -48,6 +48,13 @@ def topology(*files: str | Path, gpu: str = "", network: str = "") -> Fabric:
     ------
     GraphError
         A file cannot be read, or something in it is wrong; the message begins with the file and the place.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> fabric = hetero.cluster.topology()
+    >>> type(fabric).__name__
+    'Fabric'
     """
     rate = parse_bandwidth(network) if network else None
     if files:

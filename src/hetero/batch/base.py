@@ -98,7 +98,14 @@ class Source(ABC):
         """
 
     def peek(self) -> Piece | None:
-        """Return the first piece, or the beginning of it, without using it up; None where the source is empty."""
+        """Return the first piece, or the beginning of it, without using it up; None where the source is empty.
+
+        Examples
+        --------
+        >>> from hetero.batch.registry import source_of
+        >>> source_of([1, 2, 3]).peek().records
+        [1, 2, 3]
+        """
         return next(iter(self.read(0)), None)
 
 

@@ -34,6 +34,12 @@ class File:
     ----------
     path : or URL
     data : its content
+
+    Examples
+    --------
+    >>> file = File("a.txt", b"one")
+    >>> len(file), file.text
+    (3, 'one')
     """
 
     path: str
@@ -136,12 +142,31 @@ class Files(Source):
         return len(self._files)
 
     def identity(self) -> str:
-        """Name the files by path, size and mark."""
+        """Name the files by path, size and mark.
+
+        Examples
+        --------
+        >>> import hetero, pathlib, tempfile
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> _ = (folder / "a.txt").write_text("one"), (folder / "b.txt").write_text("three")
+        >>> source = hetero.batch.Files(folder)
+        >>> source.identity() == hetero.batch.Files(folder).identity()
+        True
+        """
         words = repr([*map(tuple, self._files), self.load])
         return f"{len(self._files)} files, {hashlib.blake2b(words.encode(), digest_size=8).hexdigest()}"
 
     def read(self, begin: int = 0) -> Iterator[Piece]:
-        """Yield the files from one on, by name."""
+        """Yield the files from one on, by name.
+
+        Examples
+        --------
+        >>> import hetero, pathlib, tempfile
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> _ = (folder / "a.txt").write_text("one"), (folder / "b.txt").write_text("three")
+        >>> [pathlib.Path(piece.file).name for piece in hetero.batch.Files(folder).read(1)]
+        ['b.txt']
+        """
         for file in self._files[begin:]:
             yield Piece([FileRef(*file)], file.path, 0)
 
@@ -159,6 +184,16 @@ class Images(Files):
     ------
     BadValueError
         There is no such file, or size or mode is wrong.
+
+    Examples
+    --------
+    >>> import hetero, pathlib, tempfile
+    >>> from PIL import Image
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> Image.new("RGB", (4, 2), "white").save(folder / "white.png")
+    >>> source = hetero.batch.Images(folder, size=(2, 4))
+    >>> hetero.batch.map_batches(lambda batch: batch.mean((1, 2, 3)), source, devices="1xcpu").value
+    array([255.])
     """
 
     def __init__(

@@ -83,6 +83,13 @@ class BatchOutcome:
     devices : what each device did
     usd : dollars, the time of the run on every device that was not left out; 0 where no price was given
     energy_j : J, of every device that was not left out, for as long as the run took; 0 where nobody asked
+
+    Examples
+    --------
+    >>> import hetero
+    >>> outcome = hetero.batch.map_batches(lambda batch: batch, [1, 2, 3], devices="1xcpu")
+    >>> outcome.value, outcome.items, outcome.bad
+    ([1, 2, 3], 3, ())
     """
 
     value: Any
@@ -111,7 +118,15 @@ class BatchOutcome:
         return {stats.device.short: stats.batch for stats in self.devices if stats.batch}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return every field but the value by name."""
+        """Return every field but the value by name.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> outcome = hetero.batch.map_batches(lambda batch: batch, [1, 2, 3], devices="1xcpu")
+        >>> outcome.as_dict()["items"]
+        3
+        """
         return {
             "items": self.items,
             "resumed": self.resumed,

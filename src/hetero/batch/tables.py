@@ -92,13 +92,31 @@ class Tables(Source):
         return sum(file.rows or 0 for file in self._files) if self._form in _COUNTED else None
 
     def identity(self) -> str:
-        """Name the files by path, size and mark, and the columns by name and type."""
+        r"""Name the files by path, size and mark, and the columns by name and type.
+
+        Examples
+        --------
+        >>> import hetero, pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.csv"
+        >>> _ = path.write_text("x,y\n1,2\n3,4\n")
+        >>> hetero.batch.Tables(path).identity() == hetero.batch.Tables(path, columns=["y"]).identity()
+        False
+        """
         words = repr([tuple(file.blob) for file in self._files] + [str(self._schema.remove_metadata())])
         rows = "" if self.length is None else f" with {self.length} rows"
         return f"{len(self._files)} files{rows}, {hashlib.blake2b(words.encode(), digest_size=8).hexdigest()}"
 
     def read(self, begin: int = 0) -> Iterator[Piece]:
-        """Yield the rows from one on; whole files and row groups before it are passed over unread."""
+        r"""Yield the rows from one on; whole files and row groups before it are passed over unread.
+
+        Examples
+        --------
+        >>> import hetero, pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.csv"
+        >>> _ = path.write_text("x,y\n1,2\n3,4\n")
+        >>> next(hetero.batch.Tables(path).read(1)).records.to_pylist()
+        [{'x': 3, 'y': 4}]
+        """
         import pyarrow as pa
 
         files, skip = list(self._files), begin

@@ -70,6 +70,21 @@ class Group:
         Not all members came.
     BadValueError
         The address is not allowed.
+
+    Examples
+    --------
+    >>> import hetero, numpy as np
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> store, meeting = hetero.collectives.open_rendezvous("sums", 2)
+    >>> def member(rank):  # each in a process, or on a host, of its own
+    ...     group = hetero.collectives.Group(rank, 2, meeting, store if rank == 0 else None)
+    ...     row = np.full(2, rank + 1.0)
+    ...     group.all_reduce(row)
+    ...     group.close()
+    ...     return row.tolist()
+    >>> with ThreadPoolExecutor(2) as threads:
+    ...     list(threads.map(member, range(2)))
+    [[3.0, 3.0], [3.0, 3.0]]
     """
 
     def __init__(
@@ -114,6 +129,15 @@ class Group:
         ------
         GroupBrokenError
             A member died, or did not come within the deadline.
+
+        Examples
+        --------
+        >>> import hetero, numpy as np
+        >>> group = hetero.collectives.Group(0, 1)  # of one member; see `Group` for two
+        >>> row = np.ones(2)
+        >>> group.all_reduce(row, "max")
+        >>> row.tolist()
+        [1.0, 1.0]
         """
         self._all_reduce(tensor, op, algorithm, now=True).wait()
 
@@ -126,6 +150,16 @@ class Group:
         ------
         GroupBrokenError
             The group is broken already.
+
+        Examples
+        --------
+        >>> import hetero, numpy as np
+        >>> group = hetero.collectives.Group(0, 1)  # of one member; see `Group` for two
+        >>> row = np.ones(2)
+        >>> work = group.start_all_reduce(row)
+        >>> work.wait()
+        >>> row.tolist()
+        [1.0, 1.0]
         """
         return self._all_reduce(tensor, op, algorithm, now=False)
 
@@ -161,7 +195,17 @@ class Group:
             return Work(self, self._shared.start(row, words, op, self.deadline_s))
 
     def broadcast(self, tensor: object, src: int, algorithm: str = "auto") -> None:
-        """Replace a row by that of the member `src`; raises GroupBrokenError as `all_reduce` does."""
+        """Replace a row by that of the member `src`; raises GroupBrokenError as `all_reduce` does.
+
+        Examples
+        --------
+        >>> import hetero, numpy as np
+        >>> group = hetero.collectives.Group(0, 1)  # of one member; see `Group` for two
+        >>> row = np.ones(2)
+        >>> group.broadcast(row, src=0)
+        >>> row.tolist()
+        [1.0, 1.0]
+        """
         if not 0 <= src < self.world_size:
             raise BadValueError(f"src: there is no rank {src!r}", remedy=f"ranks go from 0 to {self.world_size - 1}")
         self._start(
@@ -178,6 +222,15 @@ class Group:
         Parameters
         ----------
         parts : shape (world_size, ...)
+
+        Examples
+        --------
+        >>> import hetero, numpy as np
+        >>> group = hetero.collectives.Group(0, 1)  # of one member; see `Group` for two
+        >>> parts = np.array([[1.0, 2.0]])  # a row for each member, of which this member fills its own
+        >>> group.all_gather(parts)
+        >>> parts.tolist()
+        [[1.0, 2.0]]
         """
         self._check_parts("all_gather", parts)
         self._start(
@@ -194,6 +247,15 @@ class Group:
         ----------
         parts : shape (world_size, ...)
         op : 'sum', 'max' or 'min'
+
+        Examples
+        --------
+        >>> import hetero, numpy as np
+        >>> group = hetero.collectives.Group(0, 1)  # of one member; see `Group` for two
+        >>> parts = np.array([[1.0, 2.0]])  # a row for each member
+        >>> group.reduce_scatter(parts)
+        >>> parts[group.rank].tolist()
+        [1.0, 2.0]
         """
         checked = check_op(op)
         self._check_parts("reduce_scatter", parts)
@@ -325,7 +387,14 @@ class Group:
             self.waited_s += clock.monotonic_s() - begun_s
 
     def abort(self) -> None:
-        """Shut down the group's connections, so that every member that waits in it is freed."""
+        """Shut down the group's connections, so that every member that waits in it is freed.
+
+        Examples
+        --------
+        >>> import hetero, numpy as np
+        >>> group = hetero.collectives.Group(0, 1)  # of one member; see `Group` for two
+        >>> group.abort()
+        """
         if self._library is not None:
             self._library.abort()
         if self._mesh is not None:
@@ -334,7 +403,14 @@ class Group:
             self._shared.abort()
 
     def close(self) -> None:
-        """Leave the group; its collectives do nothing from here on."""
+        """Leave the group; its collectives do nothing from here on.
+
+        Examples
+        --------
+        >>> import hetero, numpy as np
+        >>> group = hetero.collectives.Group(0, 1)  # of one member; see `Group` for two
+        >>> group.close()
+        """
         if self._library is not None:
             self._library.abort()
         if self._background is not None:

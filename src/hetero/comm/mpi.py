@@ -38,6 +38,13 @@ class MpiGroup:
     ------
     HeteroError
         mpi4py is not installed, or finds no MPI.
+
+    Examples
+    --------
+    >>> import hetero, numpy as np
+    >>> group = hetero.collectives.MpiGroup()  # mpiexec -n 4 makes it one of four
+    >>> group.rank, group.world_size
+    (0, 1)
     """
 
     def __init__(self, communicator: Any = None) -> None:
@@ -52,28 +59,79 @@ class MpiGroup:
         self.waited_s = 0.0
 
     def all_reduce(self, tensor: object, op: str = "sum", algorithm: str = "auto") -> None:
-        """Replace a row by the sum ('sum'), maximum ('max') or minimum ('min') of all."""
+        """Replace a row by the sum ('sum'), maximum ('max') or minimum ('min') of all.
+
+        Examples
+        --------
+        >>> import hetero, numpy as np
+        >>> group = hetero.collectives.MpiGroup()  # mpiexec -n 4 makes it one of four
+        >>> row = np.ones(2)
+        >>> group.all_reduce(row)
+        >>> row.tolist() == [group.world_size] * 2
+        True
+        """
         self.start_all_reduce(tensor, op, algorithm).wait()
 
     def start_all_reduce(self, tensor: Any, op: str = "sum", algorithm: str = "auto") -> _MpiWork:
-        """Start `all_reduce` and go on; the row belongs to the group until `wait` returns."""
+        """Start `all_reduce` and go on; the row belongs to the group until `wait` returns.
+
+        Examples
+        --------
+        >>> import hetero, numpy as np
+        >>> group = hetero.collectives.MpiGroup()  # mpiexec -n 4 makes it one of four
+        >>> row = np.ones(2)
+        >>> group.start_all_reduce(row).wait()
+        >>> row.tolist() == [group.world_size] * 2
+        True
+        """
         _check(algorithm)
         return _MpiWork(self, self._world.Iallreduce(self._mpi.IN_PLACE, _numbers(tensor), self._op(op)))
 
     def broadcast(self, tensor: Any, src: int, algorithm: str = "auto") -> None:
-        """Replace a row by that of the member `src`."""
+        """Replace a row by that of the member `src`.
+
+        Examples
+        --------
+        >>> import hetero, numpy as np
+        >>> group = hetero.collectives.MpiGroup()  # mpiexec -n 4 makes it one of four
+        >>> row = np.full(2, 1.0 + group.rank)
+        >>> group.broadcast(row, src=0)
+        >>> row.tolist()
+        [1.0, 1.0]
+        """
         _check(algorithm)
         if not 0 <= src < self.world_size:
             raise BadValueError(f"src: there is no rank {src!r}", remedy=f"ranks go from 0 to {self.world_size - 1}")
         _MpiWork(self, self._world.Ibcast(_bytes(tensor), src)).wait()
 
     def all_gather(self, parts: Any, algorithm: str = "auto") -> None:
-        """Fill `parts`, of which this member's row `parts[rank]` is given, with the rows of all members."""
+        """Fill `parts`, of which this member's row `parts[rank]` is given, with the rows of all members.
+
+        Examples
+        --------
+        >>> import hetero, numpy as np
+        >>> group = hetero.collectives.MpiGroup()  # mpiexec -n 4 makes it one of four
+        >>> parts = np.zeros((group.world_size, 2))
+        >>> parts[group.rank] = group.rank
+        >>> group.all_gather(parts)
+        >>> parts[-1].tolist() == [group.world_size - 1.0] * 2
+        True
+        """
         _check(algorithm)
         _MpiWork(self, self._world.Iallgather(self._mpi.IN_PLACE, _bytes(parts))).wait()
 
     def reduce_scatter(self, parts: Any, op: str = "sum", algorithm: str = "auto") -> None:
-        """Replace this member's row `parts[rank]` by the reduction over all; what the others become is not said."""
+        """Replace this member's row `parts[rank]` by the reduction over all; what the others become is not said.
+
+        Examples
+        --------
+        >>> import hetero, numpy as np
+        >>> group = hetero.collectives.MpiGroup()  # mpiexec -n 4 makes it one of four
+        >>> parts = np.ones((group.world_size, 2))
+        >>> group.reduce_scatter(parts)
+        >>> parts[group.rank].tolist() == [group.world_size] * 2
+        True
+        """
         _check(algorithm)
         rows = _numbers(parts).reshape(self.world_size, -1)
         reduced = np.empty_like(rows[self.rank])
@@ -84,11 +142,26 @@ class MpiGroup:
         return getattr(self._mpi, check_op(op).upper())
 
     def abort(self) -> None:
-        """End all ranks, as MPI does when one of them fails."""
+        """End all ranks, as MPI does when one of them fails.
+
+        Examples
+        --------
+        >>> import hetero, numpy as np
+        >>> group = hetero.collectives.MpiGroup()  # mpiexec -n 4 makes it one of four
+        >>> if group.world_size > 1:
+        ...     group.abort()
+        """
         self._world.Abort(1)
 
     def close(self) -> None:
-        """Leave the group; the communicator is not freed."""
+        """Leave the group; the communicator is not freed.
+
+        Examples
+        --------
+        >>> import hetero, numpy as np
+        >>> group = hetero.collectives.MpiGroup()  # mpiexec -n 4 makes it one of four
+        >>> group.close()
+        """
 
 
 class _MpiWork:

@@ -118,6 +118,14 @@ def open_rendezvous(
     ------
     BadValueError
         The address is not allowed.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> store, meeting = hetero.collectives.open_rendezvous("sums", 2)
+    >>> address, port, prefix = meeting  # what every member needs
+    >>> address, prefix
+    ('127.0.0.1', 'sums')
     """
     check_address(address, beyond_loopback)
     dist = import_module("torch.distributed")

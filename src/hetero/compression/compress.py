@@ -139,6 +139,16 @@ def compress(
         An argument is not allowed, nothing is asked for, or the model has layers that this cannot be done to.
     HeteroError
         torchao is needed and not installed.
+
+    Examples
+    --------
+    >>> import hetero, torch
+    >>> model = torch.nn.Linear(8, 8)
+    >>> ctx = hetero.Context(devices="1xcpu", isolation="thread", history=False)
+    >>> made = hetero.train.compress(model, prune=0.5, devices=ctx)
+    >>> int((made.model.weight == 0).sum()), made.notes
+    (32, ('50% of the weights made zero: the file is smaller, the model no faster',))
+    >>> ctx.close()
     """
     import torch
 

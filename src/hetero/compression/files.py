@@ -137,6 +137,15 @@ def load_parameters(model: Any, path: str | Path) -> dict[str, str]:
     ------
     BadValueError
         The file cannot be read, or belongs to another model.
+
+    Examples
+    --------
+    >>> import hetero, pathlib, tempfile, torch
+    >>> from hetero.train.saving import save_model
+    >>> model, again = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    >>> file = save_model(model, pathlib.Path(tempfile.mkdtemp()) / "line.safetensors", {"made": "here"})
+    >>> load_parameters(again, file)["made"], torch.equal(again.weight, model.weight)
+    ('here', True)
     """
     tensors, facts = read_model(path)
     try:

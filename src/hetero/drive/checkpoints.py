@@ -82,6 +82,17 @@ def restore(name: str | None = None) -> Any:
     ------
     HeteroError
         Called outside of a task.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> def count():
+    ...     done = hetero.restore() or 0
+    ...     hetero.checkpoint("counted", state=done + 1)
+    ...     return hetero.restore()
+    >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+    ...     ctx.run(count)
+    1
     """
     key = _key(_frame("restore"))
     saved = _kept().last(key, name) if key else None

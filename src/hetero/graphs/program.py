@@ -86,6 +86,14 @@ class Graph:
         ------
         BadValueError
             It is no function, or a node is of another graph.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> graph = hetero.graphs.Graph()
+        >>> total = graph.add(sum, [graph.add(abs, -1), 2])
+        >>> len(graph), total.name
+        (2, 'sum')
         """
         if not callable(function):
             raise BadValueError(f"{shown(function)} is no function", remedy="give a function, then its arguments")
@@ -111,6 +119,22 @@ class Graph:
             The file is wrong.
         BadValueError
             It is no function.
+
+        Examples
+        --------
+        >>> import hetero, json, pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "graph.json"
+        >>> rows = {
+        ...     "devices": [{"id": "cpu0", "memory_node": "ram"}],
+        ...     "memory_nodes": [{"id": "ram"}],
+        ...     "tasks": [{"id": "a", "seconds": {"cpu0": 1.0}}, {"id": "b", "seconds": {"cpu0": 1.0}}],
+        ...     "edges": [{"src": "a", "dst": "b"}],
+        ... }
+        >>> _ = path.write_text(json.dumps({"format": "hetero-graph/1", "links": [], **rows}))
+        >>> graph = hetero.graphs.Graph.from_file(path, lambda name, *before: [*before, name])
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     graph.run(ctx)
+        [[['a'], 'b']]
         """
         read = read_graph(Path(path))
         number = {task.id: index for index, task in enumerate(read.tasks)}
@@ -140,6 +164,15 @@ class Graph:
         ------
         SerialisationError
             A function or an argument cannot travel; nothing of the graph runs then.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> graph = hetero.graphs.Graph()
+        >>> one = graph.add(abs, -1)
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     graph.submit(ctx)[one].result()
+        1
         """
         futures: dict[GraphNode, Future] = {}
         with ctx.driver.together():
@@ -149,7 +182,17 @@ class Graph:
         return futures
 
     def run(self, ctx: Context) -> list[Any]:
-        """Run the graph and give the results of the tasks that no other task reads."""
+        """Run the graph and give the results of the tasks that no other task reads.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> graph = hetero.graphs.Graph()
+        >>> _ = graph.add(sum, [graph.add(abs, -1), 2])
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     graph.run(ctx)
+        [3]
+        """
         futures = self.submit(ctx)
         return ctx.gather([futures[node] for node in self.last])
 

@@ -166,6 +166,12 @@ class Device:
     link_bytes_per_s, link_latency_s : an emulated slow link to the host, 0 where there is none
     rack : where the host stands, for affinity
     takes : 'python' or 'kernels' where that differs from what `KINDS` says of its kind, else ''
+
+    Examples
+    --------
+    >>> device = Device("h0/cuda:1", "cuda", DeviceType("GPU"), "torch", name="H100", memory_bytes=80_000_000_000)
+    >>> device.short, device.host, device.type == "gpu"
+    ('cuda:1', 'h0', True)
     """
 
     id: str

@@ -30,15 +30,45 @@ class AsyncTwins:
         map: Callable[..., Iterator[Any]]
 
     async def asubmit(self, function: Callable[..., R], /, *args: object, **kwargs: object) -> Future[R]:
-        """Submit one call; the arguments are copied in another thread."""
+        """Submit one call; the arguments are copied in another thread.
+
+        Examples
+        --------
+        >>> import asyncio, hetero
+        >>> async def main():
+        ...     with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...         return await (await ctx.asubmit(abs, -1))
+        >>> asyncio.run(main())
+        1
+        """
         return await asyncio.to_thread(self.submit, function, *args, **kwargs)
 
     async def arun(self, function: Callable[..., R], /, *args: object, **kwargs: object) -> R:
-        """Run one call and give its result; cancelled, it stops the task."""
+        """Run one call and give its result; cancelled, it stops the task.
+
+        Examples
+        --------
+        >>> import asyncio, hetero
+        >>> async def main():
+        ...     with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...         return await ctx.arun(abs, -1)
+        >>> asyncio.run(main())
+        1
+        """
         return await (await self.asubmit(function, *args, **kwargs))
 
     async def agather(self, futures: object, *, return_exceptions: bool = False) -> list[Any]:
-        """Return the values of futures as `gather` does; cancelled, it stops their tasks."""
+        """Return the values of futures as `gather` does; cancelled, it stops their tasks.
+
+        Examples
+        --------
+        >>> import asyncio, hetero
+        >>> async def main():
+        ...     with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...         return await ctx.agather([ctx.submit(abs, -1), ctx.submit(abs, -2)])
+        >>> asyncio.run(main())
+        [1, 2]
+        """
         from hetero.session.gathering import agather
 
         return await agather(futures, return_exceptions)
@@ -51,7 +81,17 @@ class AsyncTwins:
         chunk: int | str = "auto",
         timeout: float | None = None,
     ) -> AsyncIterator[R]:
-        """Run a function over the items and give the results in order, as they are there."""
+        """Run a function over the items and give the results in order, as they are there.
+
+        Examples
+        --------
+        >>> import asyncio, hetero
+        >>> async def main():
+        ...     with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...         return [value async for value in ctx.amap(abs, [-1, -2])]
+        >>> asyncio.run(main())
+        [1, 2]
+        """
         results = await asyncio.to_thread(self.map, function, *iterables, chunk=chunk, timeout=timeout)
         while not isinstance(result := await asyncio.to_thread(next, results, _End.END), _End):
             yield result

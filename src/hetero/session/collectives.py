@@ -49,6 +49,16 @@ def all_reduce(array: object, op: str = "sum", algorithm: str = "auto") -> Any:
         There is no such operation or algorithm, or members give arrays that do not match.
     GroupError
         Another member failed.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> @hetero.task(devices=2)
+    ... def total():
+    ...     return hetero.collectives.all_reduce(hetero.collectives.rank() + 1.0)
+    >>> with hetero.Context(devices="2xcpu", isolation="thread", history=False) as ctx:
+    ...     ctx.run(total)
+    3.0
     """
     row, back = _copied(array)
     with _group("all_reduce", row) as group:
@@ -71,6 +81,16 @@ def broadcast(array: object, src: int = 0, algorithm: str = "auto") -> Any:
         There is no such member or algorithm, or members give arrays that do not match.
     GroupError
         Another member failed.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> @hetero.task(devices=2)
+    ... def same():
+    ...     return hetero.collectives.broadcast(hetero.collectives.rank() + 1.0, src=1)
+    >>> with hetero.Context(devices="2xcpu", isolation="thread", history=False) as ctx:
+    ...     ctx.run(same)
+    2.0
     """
     row, back = _copied(array)
     with _group("broadcast", row) as group:
@@ -92,6 +112,16 @@ def all_gather(array: object, algorithm: str = "auto") -> Any:
         There is no such algorithm, or members give arrays that do not match.
     GroupError
         Another member failed.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> @hetero.task(devices=2)
+    ... def ranks():
+    ...     return hetero.collectives.all_gather(hetero.collectives.rank()).tolist()
+    >>> with hetero.Context(devices="2xcpu", isolation="thread", history=False) as ctx:
+    ...     ctx.run(ranks)
+    [0, 1]
     """
     row, back = _copied(array, is_whole=True)
     with _group("all_gather", row) as group:
@@ -115,6 +145,16 @@ def reduce_scatter(array: object, op: str = "sum", algorithm: str = "auto") -> A
         The first axis cannot be shared out, or as for `all_reduce`.
     GroupError
         Another member failed.
+
+    Examples
+    --------
+    >>> import hetero, numpy as np
+    >>> @hetero.task(devices=2)
+    ... def part():
+    ...     return hetero.collectives.reduce_scatter(np.arange(4.0)).tolist()
+    >>> with hetero.Context(devices="2xcpu", isolation="thread", history=False) as ctx:
+    ...     ctx.run(part)
+    [0.0, 2.0]
     """
     row, back = _copied(array, is_whole=True)
     with _group("reduce_scatter", row) as group:

@@ -170,6 +170,13 @@ class Context(AsyncTwins):
             No device of the fleet can meet the request; the message gives the reason per device.
         BadValueError
             An argument is a generator or contains itself, or the Context is closed.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     ctx.submit(pow, 2, 5).result()
+        32
         """
         return self._submit_call(as_task(function), args, kwargs)
 
@@ -226,6 +233,13 @@ class Context(AsyncTwins):
         ------
         Exception
             Whatever the function raised, with the remote traceback as its cause; and whatever `submit` raises.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     ctx.run(pow, 2, 5)
+        32
         """
         future: Future[R] = self._submit_call(as_task(function), args, kwargs)
         try:
@@ -266,6 +280,13 @@ class Context(AsyncTwins):
         To go on after failures, `submit` the items and `gather(futures, return_exceptions=True)`. An iterator that is
         closed early stops the tasks left. The items of a chunk that ended its worker again and again are run one by
         one when they are read: only an item that ends its worker by itself raises, with its index.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     list(ctx.map(abs, [-1, 2, -3]))
+        [1, 2, 3]
         """
         from hetero.session.mapping import start_map
 
@@ -278,6 +299,14 @@ class Context(AsyncTwins):
         ------
         SerialisationError
             The value cannot travel.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     rows = ctx.put([3, 1, 2])
+        ...     ctx.run(max, rows), ctx.run(min, rows)
+        (3, 1)
         """
         if self.closed:
             self._refuse()
@@ -302,6 +331,13 @@ class Context(AsyncTwins):
         ------
         Exception
             The first exception of a task, in the order of the futures, unless `return_exceptions` is True.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     ctx.gather([ctx.submit(abs, -1), ctx.submit(abs, -2)])
+        [1, 2]
         """
         from hetero.session.gathering import gather
 
@@ -328,19 +364,44 @@ class Context(AsyncTwins):
         -----
         Waits for the futures, since only then it is known where they lie. Neighbours on one memory node are
         combined first, without a transfer; what is left is combined as a tree.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     parts = [ctx.submit(abs, -n) for n in range(4)]
+        ...     ctx.reduce(max, parts).result()
+        3
         """
         from hetero.session.gathering import reduce
 
         return reduce(self, as_task(function), futures, ordered)
 
     def map_batches(self, fn: Any, source: Any, /, **options: Any) -> Any:
-        """Run a function or a model over many records, every device at its own batch size; see `batch.map_batches`."""
+        """Run a function or a model over many records, every device at its own batch size; see `batch.map_batches`.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     ctx.map_batches(lambda batch: [2 * x for x in batch], [1, 2, 3]).value
+        [2, 4, 6]
+        """
         import hetero
 
         return hetero.batch.map_batches(fn, source, ctx=self, **options)
 
     def explain(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> Explained:
-        """Return for each device how long this call would take, how that is known, and which would be chosen."""
+        """Return for each device how long this call would take, how that is known, and which would be chosen.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     _ = ctx.run(abs, -1)
+        ...     print(str(ctx.explain(abs, -1)).splitlines()[0])
+        abs on 1 device
+        """
         from hetero.session.explain import Explained
 
         task = as_task(function)
@@ -364,6 +425,14 @@ class Context(AsyncTwins):
         ------
         NothingFitsError
             The fleet can never meet it, or did not within its `timeout`.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> with hetero.Context(devices="2xcpu", isolation="thread", history=False) as ctx:
+        ...     with ctx.lease(on="cpu:1") as mine:
+        ...         mine.run(abs, -1), [device.id for device in mine.devices]
+        (1, ['h0/cpu:1'])
         """
         from hetero.session.leases import ContextLeases
 
@@ -375,7 +444,16 @@ class Context(AsyncTwins):
         return self._leases.lease(options)
 
     def executor(self) -> Executor:
-        """Return a `concurrent.futures.Executor` over this Context."""
+        """Return a `concurrent.futures.Executor` over this Context.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     with ctx.executor() as pool:
+        ...         pool.submit(abs, -1).result()
+        1
+        """
         from hetero.session.executor import Executor
 
         return Executor(self)
@@ -403,11 +481,30 @@ class Context(AsyncTwins):
         return self._opened.policy_reason
 
     def left_out(self) -> list[tuple[str, str]]:
-        """Return each device that ran none of at least four tasks a device, with the reason; also when closed."""
+        """Return each device that ran none of at least four tasks a device, with the reason; also when closed.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     ctx.left_out()
+        []
+        """
         return self._opened.left_out()
 
     def flush_trace(self) -> None:
-        """Write to its file what the trace of this Context holds so far."""
+        """Write to its file what the trace of this Context holds so far.
+
+        Examples
+        --------
+        >>> import hetero, pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.jsonl"
+        >>> with hetero.Context(devices="1xcpu", engine="inline", trace=path) as ctx:
+        ...     _ = ctx.run(abs, -1)
+        ...     ctx.flush_trace()
+        ...     len(path.read_text().splitlines()) > 1
+        True
+        """
         self._opened.flush_trace()
 
     def __repr__(self) -> str:
@@ -442,6 +539,15 @@ class Context(AsyncTwins):
         ------
         BadValueError
             A callback of what holds the devices, as a running `Trainer.fit`, would close them under it.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> ctx = hetero.Context(devices="1xcpu", engine="inline")
+        >>> future = ctx.submit(abs, -1)
+        >>> ctx.close()
+        >>> future.result()
+        1
         """
         refuse_held(self.held, "close the Context")
         if wait and not self.closed:

@@ -98,6 +98,13 @@ class Executor(concurrent.futures.Executor):
             The executor is shut down, its Context is closed, or the program ends.
         BrokenPoolError
             No worker is left; the message says why.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx, ctx.executor() as pool:
+        ...     pool.submit(abs, -1).result()
+        1
         """
         try:
             return self._calls.submit(self._task(fn), args, kwargs)
@@ -140,6 +147,13 @@ class Executor(concurrent.futures.Executor):
         ------
         BadValueError
             The chunk size is below 1.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx, ctx.executor() as pool:
+        ...     list(pool.map(abs, [-1, -2], chunksize=2))
+        [1, 2]
         """
         if chunksize < 1:
             raise BadValueError("chunksize must be >= 1.")
@@ -155,6 +169,16 @@ class Executor(concurrent.futures.Executor):
         ----------
         wait : False returns at once; what was handed in is done all the same, before the program ends
         cancel_futures : True cancels the calls that do not run yet
+
+        Examples
+        --------
+        >>> import hetero
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     pool = ctx.executor()
+        ...     future = pool.submit(abs, -1)
+        ...     pool.shutdown()
+        ...     future.done()
+        True
         """
         left = self._calls.shut()
         if cancel_futures:

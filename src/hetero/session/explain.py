@@ -59,7 +59,7 @@ class Explained:
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
         ]
-        return "\n".join([f"{self.name} on {len(self.devices)} devices", *lines])
+        return "\n".join([f"{self.name} on {len(self.devices)} device{'s' if len(self.devices) != 1 else ''}", *lines])
 
     def _repr_html_(self) -> str:
         return table_html(_HEAD, self.rows())

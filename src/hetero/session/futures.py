@@ -116,6 +116,14 @@ class Future(concurrent.futures.Future[R]):
     -----
     The value is brought into the program when it is first asked for. A task's own exception comes as itself,
     with the remote traceback as its cause. `cancel` also stops a task that is running.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+    ...     future = ctx.submit(abs, -1)
+    ...     ctx.run(pow, future, 2), future.name, future.done()
+    (1, 'abs', True)
     """
 
     def __init__(self, owner: Owner, item: int, name: str, is_task: bool = True) -> None:
@@ -150,6 +158,13 @@ class Future(concurrent.futures.Future[R]):
             It was not there in time; the task goes on.
         concurrent.futures.CancelledError
             The task was cancelled.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     ctx.submit(abs, -1).result(timeout=10)
+        1
         """
         if self._state == _PENDING:
             self._wait(timeout)
@@ -160,7 +175,15 @@ class Future(concurrent.futures.Future[R]):
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the exception that the task raised, or None, waiting for its end if need be."""
+        """Return the exception that the task raised, or None, waiting for its end if need be.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     ctx.submit(int, "one").exception()
+        ValueError("invalid literal for int() with base 10: 'one'")
+        """
         if self._state == _PENDING:
             self._wait(timeout)
         if self._load is not None and not self._condition._is_owned():  # type: ignore[attr-defined]
@@ -168,17 +191,44 @@ class Future(concurrent.futures.Future[R]):
         return super().exception(0)
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
-        """Call a function with this future once it has ended, from the Context's own thread."""
+        """Call a function with this future once it has ended, from the Context's own thread.
+
+        Examples
+        --------
+        >>> import hetero, threading
+        >>> ended = threading.Event()
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     ctx.submit(abs, -1).add_done_callback(lambda future: ended.set())
+        >>> ended.wait(10)
+        True
+        """
         super().add_done_callback(fn)
 
     def running(self) -> bool:
-        """Return whether the task was given to a device and has not ended."""
+        """Return whether the task was given to a device and has not ended.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     future = ctx.submit(abs, -1)
+        ...     future.result(), future.running()
+        (1, False)
+        """
         return self._state == _PENDING and self.task_id is not None and self.owner.driver.has_started(self.item)
 
     def cancel(self) -> bool:
         """Stop the task, also while it runs; return True unless it had ended before.
 
         A call of a `hetero.tasks.Executor` that runs is left alone, as `concurrent.futures` does, and False returned.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     future = ctx.submit(abs, -1)
+        ...     future.cancel()  # it has ended before
+        False
         """
         if self._spare_running and self.running():
             return False

@@ -55,7 +55,14 @@ def _host_device() -> Device:
 
 
 def get_device_list() -> list[Device]:
-    """Return every sound device of this host, whether or not a Context is open; none that computes nothing."""
+    """Return every sound device of this host, whether or not a Context is open; none that computes nothing.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> any(device.type == "cpu" for device in hetero.inspect.get_device_list())
+    True
+    """
     from hetero.session.fleet import survey
 
     sound = (found.device for found in survey() if not found.reason)
@@ -95,13 +102,31 @@ def namespace() -> Any:
 
 
 def rank() -> int:
-    """Return the number of this member of a group task, 0 outside of one."""
+    """Return the number of this member of a group task, 0 outside of one.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> hetero.collectives.rank(), hetero.collectives.world_size()
+    (0, 1)
+    """
     frame = current()
     return 0 if frame is None or frame.channel is None else frame.channel.rank
 
 
 def world_size() -> int:
-    """Return how many members the group task has, 1 outside of one."""
+    """Return how many members the group task has, 1 outside of one.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> @hetero.task(devices=2)
+    ... def sizes():
+    ...     return hetero.collectives.world_size()
+    >>> with hetero.Context(devices="2xcpu", isolation="thread", history=False) as ctx:
+    ...     ctx.run(sizes)
+    2
+    """
     frame = current()
     return 1 if frame is None or frame.channel is None else frame.channel.world_size
 
@@ -117,6 +142,18 @@ def send(value: object, to: int) -> None:
     ------
     BadValueError
         There is no such member, or this is no group task.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> @hetero.task(devices=2)
+    ... def greeting():
+    ...     if hetero.collectives.rank() == 1:
+    ...         return hetero.collectives.send("hello", to=0)
+    ...     return hetero.collectives.recv(from_=1)
+    >>> with hetero.Context(devices="2xcpu", isolation="thread", history=False) as ctx:
+    ...     ctx.run(greeting)
+    'hello'
     """
     channel = _channel("send", to)
     channel.send(value, to)
@@ -133,6 +170,18 @@ def recv(from_: int) -> Any:
     ------
     BadValueError
         There is no such member, or this is no group task.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> @hetero.task(devices=2)
+    ... def swapped():
+    ...     other = 1 - hetero.collectives.rank()
+    ...     hetero.collectives.send(hetero.collectives.rank(), to=other)
+    ...     return hetero.collectives.recv(from_=other)
+    >>> with hetero.Context(devices="2xcpu", isolation="thread", history=False) as ctx:
+    ...     ctx.run(swapped)
+    1
     """
     channel = _channel("recv", from_)
     frame = current()
@@ -164,6 +213,15 @@ def worker_state() -> dict[str, Any]:
     ------
     BadValueError
         This is neither a task nor an initializer.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> def load(weight):
+    ...     hetero.tasks.worker_state()["weight"] = weight
+    >>> with hetero.Context(devices="1xcpu", isolation="thread", initializer=load, initargs=(3,)) as ctx:
+    ...     ctx.run(lambda x: hetero.tasks.worker_state()["weight"] * x, 2)
+    6
     """
     frame = current()
     if frame is None:
@@ -181,6 +239,13 @@ def get_memory_usage() -> dict[str, NodeUsage]:
     -------
     dict
         by memory node; where several Contexts use one node, their bytes are added up
+
+    Examples
+    --------
+    >>> import hetero
+    >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+    ...     sorted(hetero.inspect.get_memory_usage())
+    ['h0/ram']
     """
     from hetero.session.runs import open_contexts
 

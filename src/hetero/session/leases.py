@@ -388,13 +388,30 @@ class LeasingPool:
             return self._backend.leases()
 
     def device(self, name: str) -> PooledDevice:
-        """Return the device of that id."""
+        """Return the device of that id.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> pool = hetero.cluster.Pool("2xnull")
+        >>> pool.device("h0/null:1").free
+        True
+        """
         if name not in self._devices and name not in {device.id for device in self.devices}:
             raise BadValueError(f"the pool has no device {name!r}", remedy=f"it has: {', '.join(self._devices)}")
         return self._devices[name]
 
     def ask(self, **options: object) -> Lease:
-        """Ask for a lease without waiting for it; options as for `lease`."""
+        """Ask for a lease without waiting for it; options as for `lease`.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> pool = hetero.cluster.Pool("2xnull")
+        >>> first, second = pool.ask(count=2), pool.ask(count=1)
+        >>> str(first.phase), str(second.phase)
+        ('active', 'pending')
+        """
         request = _request(options)
         for option in ("on", "not_on"):
             refuse_unknown(option, getattr(request, option), [each.device for each in self._devices.values()])
@@ -418,6 +435,14 @@ class LeasingPool:
             The devices can never meet it, or did not in time; the message gives the reason.
         BadValueError
             An option or its value is not allowed.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> pool = hetero.cluster.Pool("2xnull")
+        >>> with pool.lease(count=2) as lease:
+        ...     [device.id for device in lease.devices]
+        ['h0/null:0', 'h0/null:1']
         """
         found = self.ask(**options)
         try:
@@ -433,22 +458,61 @@ class LeasingPool:
             raise
 
     def look(self, number: int) -> LeaseValue:
-        """Return a lease as it stands now."""
+        """Return a lease as it stands now.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> pool = hetero.cluster.Pool("2xnull")
+        >>> lease = pool.ask(count=1)
+        >>> pool.look(lease.number).devices
+        ('h0/null:0',)
+        """
         with self._changed:
             return self._backend.look(number)
 
     def renew(self, number: int) -> None:
-        """Let a lease's time run again from now."""
+        """Let a lease's time run again from now.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> pool = hetero.cluster.Pool("2xnull")
+        >>> lease = pool.ask(count=1, expires="1h")
+        >>> pool.renew(lease.number)
+        >>> str(lease.phase)
+        'active'
+        """
         with self._changed:
             self._backend.renew(number)
 
     def release(self, number: int) -> None:
-        """Release a lease."""
+        """Release a lease.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> pool = hetero.cluster.Pool("2xnull")
+        >>> lease = pool.ask(count=1)
+        >>> pool.release(lease.number)
+        >>> str(lease.phase)
+        'released'
+        """
         with self._changed:
             self._backend.release(number)
 
     def wait(self, number: int, timeout: float | None = None) -> None:
-        """Wait until a lease is active; see `Lease.wait`."""
+        """Wait until a lease is active; see `Lease.wait`.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> pool = hetero.cluster.Pool("2xnull")
+        >>> lease = pool.ask(count=1)
+        >>> pool.wait(lease.number, timeout=10)
+        >>> str(lease.phase)
+        'active'
+        """
         end_s = None if timeout is None else monotonic_s() + timeout
         with self._changed:
             while (lease := self._backend.look(number)).phase is LeasePhase.PENDING:
@@ -494,13 +558,33 @@ class Pool(LeasingPool):
         super().__init__(self._own.backend)
 
     def lose(self, device: str, reason: str = "") -> None:
-        """Record that a device is gone: leases that hold it have failed."""
+        """Record that a device is gone: leases that hold it have failed.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> pool = hetero.cluster.Pool("2xnull")
+        >>> lease = pool.ask(on="null:1")
+        >>> pool.lose("h0/null:1", "unplugged")
+        >>> str(lease.phase), len(pool.devices)
+        ('failed', 1)
+        """
         with self._changed:
             self._own.pool.lose(device, monotonic_s(), reason)
             self._own.report()
 
     def restore(self, device: str) -> None:
-        """Record that a device is back."""
+        """Record that a device is back.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> pool = hetero.cluster.Pool("2xnull")
+        >>> pool.lose("h0/null:1")
+        >>> pool.restore("h0/null:1")
+        >>> len(pool.devices)
+        2
+        """
         with self._changed:
             self._own.pool.restore(device, monotonic_s())
             self._own.report()

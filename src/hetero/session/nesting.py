@@ -206,6 +206,16 @@ class TaskContext:
     while enough of them are out to keep the other devices at work, and always with
     the inline engine, on Ray, with worker threads, and in group tasks and exclusive ones. `retries` counts there as
     well; the death of the worker is then that of the parent.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> def both(a, b):
+    ...     ctx = hetero.current_context()
+    ...     return ctx.gather([ctx.submit(abs, a), ctx.submit(abs, b)])
+    >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+    ...     ctx.run(both, -1, -2)
+    [1, 2]
     """
 
     @property
@@ -225,6 +235,13 @@ class TaskContext:
             The function or an argument cannot travel.
         BadValueError
             The request is one that only the program can make, or this is no task any more.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     ctx.run(lambda: hetero.current_context().submit(abs, -1).result())
+        1
         """
         frame, task = _frame(), as_task(function)
         if frame.spread is None:
@@ -242,7 +259,15 @@ class TaskContext:
         return future
 
     def run(self, function: Callable[..., R], /, *args: object, **kwargs: object) -> R:
-        """Run one call of a function and return its result."""
+        """Run one call of a function and return its result.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     ctx.run(lambda: hetero.current_context().run(abs, -1))
+        1
+        """
         return self.submit(function, *args, **kwargs).result()
 
     def map(
@@ -268,6 +293,13 @@ class TaskContext:
         Notes
         -----
         All are handed in at once where they may go to other devices, else each runs when its result is asked for.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     ctx.run(lambda: list(hetero.current_context().map(abs, [-1, -2])))
+        [1, 2]
         """
         check_chunk(chunk)
         until_s = None if timeout is None else clock.monotonic_s() + timeout
@@ -277,13 +309,35 @@ class TaskContext:
         return _results([self.submit(function, *each) for each in items][::-1], until_s)
 
     def put(self, value: R) -> NestedFuture[R]:
-        """Return a future of a value, which nested tasks take as an argument."""
+        """Return a future of a value, which nested tasks take as an argument.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> def largest(values):
+        ...     ctx = hetero.current_context()
+        ...     return ctx.run(max, ctx.put(values))
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     ctx.run(largest, [3, 1, 2])
+        3
+        """
         future: NestedFuture[R] = NestedFuture()
         future.set_result(value)
         return future
 
     def gather(self, futures: object, *, return_exceptions: bool = False) -> list[Any]:
-        """Return the values of futures as `Context.gather` does."""
+        """Return the values of futures as `Context.gather` does.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> def absolutes(values):
+        ...     ctx = hetero.current_context()
+        ...     return ctx.gather([ctx.submit(abs, value) for value in values])
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     ctx.run(absolutes, [-1, -2])
+        [1, 2]
+        """
         return gather(futures, return_exceptions)
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -40,6 +40,16 @@ class Pressure:
     tasks : that are open
     seconds : s that the fleet needs for them at least, as far as times are known
     devices : their ids
+
+    Examples
+    --------
+    >>> import hetero, time
+    >>> with hetero.Context(devices="1xcpu", isolation="thread", history=False) as ctx:
+    ...     _ = ctx.run(time.sleep, 0.01)
+    ...     futures = [ctx.submit(time.sleep, 0.01) for _ in range(20)]
+    ...     found = hetero.cluster.pressure(ctx)
+    >>> found.devices, found.tasks > 0, found.seconds > 0.0
+    (('h0/cpu:0',), True, True)
     """
 
     def __init__(self, tasks: int, devices: tuple[str, ...], table: NDArray[np.float64]) -> None:
@@ -59,6 +69,13 @@ class Pressure:
         ------
         BadValueError
             The fleet has no device of this id, or the number is no whole number from 0.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> found = Pressure(100, ("h0/cpu:0",), np.full((100, 1), 0.5))
+        >>> found.seconds, found.what_if({"h0/cpu:0": 1})
+        (50.0, 25.0)
         """
         columns = list(range(len(self.devices)))
         for device, count in more.items():
@@ -86,6 +103,13 @@ def pressure(ctx: Context) -> Pressure:
     -----
     The plan's lower bound of independent tasks, from the estimates of up to 512 of them: what waits for others,
     transfers and the lengths of single tasks are left out, so more devices help at most as much as `what_if` says.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+    ...     hetero.cluster.pressure(ctx).tasks
+    0
     """
     driver = ctx.driver
     count, sample = driver.look(_open_tasks)

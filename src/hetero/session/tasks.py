@@ -86,6 +86,17 @@ class TaskFunction(Generic[P, R]):
         ------
         BadValueError
             An option is unknown, or its value is not allowed.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> @hetero.task
+        ... def double(x):
+        ...     return 2 * x
+        >>> patient = double.options(retries=5)
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     ctx.run(patient, 4)
+        8
         """
         if "kinds" in options:
             options["on"] = options.pop("kinds")

@@ -175,6 +175,19 @@ def read_sample_log(folder: str | Path) -> list[LoggedStep]:
     ------
     TrainingError
         There is no log, or a group begins after a step that nobody has written of.
+
+    Examples
+    --------
+    >>> import hetero, tempfile, torch
+    >>> x, log = torch.arange(8.0).reshape(8, 1), tempfile.mkdtemp()
+    >>> model = torch.nn.Linear(1, 1)
+    >>> sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+    >>> ctx = hetero.Context(devices="1xcpu", isolation="thread", history=False)
+    >>> data = {"data": (x, 2 * x), "global_batch": 4, "sample_log": log}
+    >>> _ = hetero.Trainer(model, torch.nn.MSELoss(), sgd, devices=ctx, **data).fit(1)
+    >>> ctx.close()
+    >>> [(step.step, len(step.samples["cpu:0"])) for step in hetero.train.read_sample_log(log)]
+    [(1, 4), (2, 4)]
     """
     steps: dict[int, LoggedStep] = {}
     for (run, number), generation in sorted(_generations(Path(folder)).items()):
@@ -199,6 +212,19 @@ def check_sample_log(folder: str | Path) -> SampleCheck:
     ------
     TrainingError
         A sample was used twice or not at all, a step is missing or has too few samples; the message says which.
+
+    Examples
+    --------
+    >>> import hetero, tempfile, torch
+    >>> x, log = torch.arange(8.0).reshape(8, 1), tempfile.mkdtemp()
+    >>> model = torch.nn.Linear(1, 1)
+    >>> sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+    >>> ctx = hetero.Context(devices="1xcpu", isolation="thread", history=False)
+    >>> data = {"data": (x, 2 * x), "global_batch": 4, "sample_log": log}
+    >>> _ = hetero.Trainer(model, torch.nn.MSELoss(), sgd, devices=ctx, **data).fit(1)
+    >>> ctx.close()
+    >>> hetero.train.check_sample_log(log)
+    SampleCheck(steps=2, epochs=1, samples={'cpu:0': 8})
     """
     steps = read_sample_log(folder)
     last = max(_generations(Path(folder)).items())[1]

@@ -96,6 +96,19 @@ class Trainer:
     -----
     A step is Σ over the global batch of the losses, divided once; gradients are summed over the devices, and the
     number of samples rides in the same sum and must be the global batch. Dropout and noise are keyed by sample.
+
+    Examples
+    --------
+    >>> import hetero, torch
+    >>> x = torch.arange(8.0).reshape(8, 1)
+    >>> model = torch.nn.Linear(1, 1)
+    >>> sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+    >>> ctx = hetero.Context(devices="1xcpu", isolation="thread", history=False)
+    >>> trainer = hetero.Trainer(model, torch.nn.MSELoss(), sgd, (x, 2 * x), global_batch=4, devices=ctx)
+    >>> with trainer:
+    ...     [(report.epoch, report.shares) for report in trainer.fit(2)]
+    [(1, {'cpu:0': 4}), (2, {'cpu:0': 4})]
+    >>> ctx.close()
     """
 
     @moved_keywords(
@@ -194,6 +207,17 @@ class Trainer:
         ----------
         facts : words kept beside them, for `hetero infer` and for people
         trained_only : True to leave out what is not trained; so it is with adapters of `peft` where nothing is said
+
+        Examples
+        --------
+        >>> import hetero, pathlib, tempfile, torch
+        >>> x = torch.arange(8.0).reshape(8, 1)
+        >>> model, again = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+        >>> sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+        >>> trainer = hetero.Trainer(model, torch.nn.MSELoss(), sgd, (x, 2 * x), global_batch=4)
+        >>> file = trainer.save(pathlib.Path(tempfile.mkdtemp()) / "line.safetensors", {"made": "here"})
+        >>> hetero.train.load_parameters(again, file)["made"], torch.equal(again.weight, model.weight)
+        ('here', True)
         """
         part = has_adapters(self.model) if trained_only is None else trained_only
         return save_model(self.model, path, facts or {}, trained_only=part)
@@ -217,6 +241,20 @@ class Trainer:
         Notes
         -----
         A damaged checkpoint is passed over for the one before it, and `notes` says so.
+
+        Examples
+        --------
+        >>> import hetero, tempfile, torch
+        >>> x = torch.arange(8.0).reshape(8, 1)
+        >>> model = torch.nn.Linear(1, 1)
+        >>> sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+        >>> folder = tempfile.mkdtemp()
+        >>> ctx = hetero.Context(devices="1xcpu", isolation="thread", history=False)
+        >>> given = {"global_batch": 4, "devices": ctx, "checkpoint": folder}
+        >>> trainer = hetero.Trainer(model, torch.nn.MSELoss(), sgd, (x, 2 * x), **given)
+        >>> trainer.resume()  # there is no checkpoint yet
+        0
+        >>> ctx.close()
         """
         self._refuse_meanwhile("resume")
         checkpoints = self._checkpoints()
@@ -240,6 +278,18 @@ class Trainer:
         ------
         BadValueError
             A callback calls it, which would take the devices from the `fit` that it is called by.
+
+        Examples
+        --------
+        >>> import hetero, torch
+        >>> x = torch.arange(8.0).reshape(8, 1)
+        >>> model = torch.nn.Linear(1, 1)
+        >>> sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+        >>> trainer = hetero.Trainer(model, torch.nn.MSELoss(), sgd, (x, 2 * x), global_batch=4, devices="1xcpu")
+        >>> ctx = trainer.context
+        >>> trainer.close()
+        >>> ctx.closed
+        True
         """
         if self._runs_in == threading.get_ident():
             self._refuse_meanwhile("close", "let the callback return True, which ends the training")
@@ -277,6 +327,19 @@ class Trainer:
             A loss is not a number; the message names the step and the samples.
         TrainingError
             No device is left.
+
+        Examples
+        --------
+        >>> import hetero, torch
+        >>> x = torch.arange(8.0).reshape(8, 1)
+        >>> model = torch.nn.Linear(1, 1)
+        >>> sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+        >>> ctx = hetero.Context(devices="1xcpu", isolation="thread", history=False)
+        >>> trainer = hetero.Trainer(model, torch.nn.MSELoss(), sgd, (x, 2 * x), global_batch=4, devices=ctx)
+        >>> first, second = trainer.fit(2)
+        >>> second.loss < first.loss
+        True
+        >>> ctx.close()
         """
         self._refuse_meanwhile("fit", "let the callback return True to end this one, and call fit again after it")
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
@@ -308,6 +371,18 @@ class Trainer:
         Parameters
         ----------
         data : inputs and targets as for the Trainer
+
+        Examples
+        --------
+        >>> import hetero, torch
+        >>> x = torch.arange(8.0).reshape(8, 1)
+        >>> model = torch.nn.Linear(1, 1)
+        >>> sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+        >>> ctx = hetero.Context(devices="1xcpu", isolation="thread", history=False)
+        >>> trainer = hetero.Trainer(model, torch.nn.MSELoss(), sgd, (x, 2 * x), global_batch=4, devices=ctx)
+        >>> trainer.evaluate((x, 2 * x)).samples
+        8
+        >>> ctx.close()
         """
         self._refuse_meanwhile("evaluate", "give fit test=DATA, or evaluate after fit(1) in a loop")
         samples = as_samples(data, "test data")
@@ -333,6 +408,18 @@ class Trainer:
         Notes
         -----
         Each device takes batches of its own size from one queue.
+
+        Examples
+        --------
+        >>> import hetero, torch
+        >>> x = torch.arange(8.0).reshape(8, 1)
+        >>> model = torch.nn.Linear(1, 1)
+        >>> sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+        >>> ctx = hetero.Context(devices="1xcpu", isolation="thread", history=False)
+        >>> trainer = hetero.Trainer(model, torch.nn.MSELoss(), sgd, (x, 2 * x), global_batch=4, devices=ctx)
+        >>> trainer.predict(x).shape
+        torch.Size([8, 1])
+        >>> ctx.close()
         """
         self._refuse_meanwhile("predict")
         samples = Samples(arrays=(as_array(data),)) if hasattr(data, "shape") else as_samples(data, "data to predict")

@@ -32,7 +32,7 @@ def program(ctx: hetero.Context) -> None:
     assert_type(ctx.put([1, 2]), hetero.Future[list[int]])
     assert_type(half(3.0), float)
     assert_type(half.options(retries=1)(3.0), float)
-    with ctx.lease(devices=1) as lease:
+    with ctx.lease(count=1) as lease:
         assert_type(lease.run(double, 3), int)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import pickle
 import re
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
+from typing import TypeGuard
 
 import pytest
 
@@ -112,3 +114,104 @@ def test_nothing_in_the_project_uses_an_old_name() -> None:
     ]
     found = [f"{path}: {match[0]}" for path in files for match in used.finditer(path.read_text(encoding="utf-8"))]
     assert found == []
+
+
+STANDARD = {"as_completed", "wait"}
+"""Of Python's own library, documented there."""
+
+
+def public() -> dict[str, object]:
+    """Return every function and class that users find in a namespace, and every method of these classes, by name."""
+    found: dict[str, object] = {}
+    for name in MODULES:
+        module = importlib.import_module(name)
+        for each in sorted(set(shown(module)) - STANDARD - set(NAMESPACES)):
+            value = getattr(module, each)
+            if isinstance(value, ModuleType):
+                continue
+            found[f"{name}.{each}"] = value
+            found |= {f"{name}.{each}.{word}": code for word, code in methods(value).items()} if is_class(value) else {}
+    return found
+
+
+def is_class(value: object) -> TypeGuard[type]:
+    return isinstance(value, type)
+
+
+def methods(kind: type) -> dict[str, object]:
+    """Return the public methods of a class that hetero defines, without properties."""
+    found: dict[str, object] = {}
+    for word in dir(kind):
+        owner = next((each for each in kind.__mro__ if word in vars(each)), None)
+        if word.startswith("_") or owner is None or not owner.__module__.startswith("hetero"):
+            continue
+        code = vars(owner)[word]
+        code = code.__func__ if isinstance(code, classmethod | staticmethod) else code
+        if inspect.isfunction(code):
+            found[word] = code
+    return found
+
+
+PUBLIC = public()
+
+
+def test_every_public_name_has_an_example() -> None:
+    """Those of every module run in test_doctests.py."""
+    assert len(PUBLIC) > 140
+    assert [name for name, value in PUBLIC.items() if ">>>" not in (inspect.getdoc(value) or "")] == []
+
+
+def test_no_parameter_of_a_public_name_has_words_in_the_place_of_its_type() -> None:
+    """`name : words` renders as a type; STYLE.md says what stands there."""
+    wrong = [
+        f"{name}: {line}"
+        for name, value in PUBLIC.items()
+        for line in (value.__doc__ or "").splitlines()
+        if re.match(r" *\*{0,2}\w+(, \*{0,2}\w+)* : ", line)
+    ]
+    assert wrong == []
+
+
+METHODS = {
+    "hetero.Context": "agather amap arun asubmit close executor explain flush_trace gather lease left_out map"
+    " map_batches put reduce run submit",
+    "hetero.Future": "add_done_callback cancel exception result running",
+    "hetero.Trainer": "close evaluate fit predict resume save",
+    "hetero.batch.Files": "identity peek read",
+    "hetero.batch.Tables": "identity peek read",
+    "hetero.cluster.Pool": "ask device lease look lose release renew restore wait",
+    "hetero.cluster.Pressure": "what_if",
+    "hetero.collectives.Group": "abort all_gather all_reduce broadcast close reduce_scatter start_all_reduce",
+    "hetero.collectives.MpiGroup": "abort all_gather all_reduce broadcast close reduce_scatter start_all_reduce",
+    "hetero.graphs.Graph": "add from_file run submit",
+    "hetero.plan.Estimate": "as_dict explain",
+    "hetero.tasks.Executor": "map shutdown submit",
+    "hetero.tasks.TaskContext": "gather map put run submit",
+    "hetero.tasks.TaskFunction": "implementation options",
+    "hetero.train.Split": "close gather report step",
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_public_class_shows_the_methods_that_are_meant_for_users_and_no_other(name: str) -> None:
+    kind = PUBLIC[name]
+    assert is_class(kind)
+    assert sorted(methods(kind)) == METHODS[name].split()
+
+
+def test_leases_and_bulk_work_of_a_context_show_their_real_signatures() -> None:
+    shared = set(inspect.signature(hetero.batch.map_batches).parameters) - {"ctx", "devices"}
+    assert set(inspect.signature(hetero.Context.map_batches).parameters) == {"self", *shared}
+    for lease in (hetero.Context.lease, hetero.cluster.Pool.lease):
+        parameters = inspect.signature(lease).parameters
+        assert {"prepare", "on", "count", "memory", "expires", "apart_by", "priority"} <= set(parameters)
+        assert parameters["count"].default == 1
+        assert all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+
+
+def test_a_former_keyword_of_bulk_work_reaches_it_by_the_context_too() -> None:
+    with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        with pytest.warns(DeprecationWarning, match="write options=BatchOptions"):
+            assert ctx.map_batches(lambda batch: batch, [1, 2], part=1).value == [1, 2]
+        with pytest.raises(TypeError, match="parts"):
+            ctx.map_batches(lambda batch: batch, [1, 2], parts=1)  # type: ignore[call-arg]

@@ -80,19 +80,31 @@ class Estimate:
 
     Attributes
     ----------
-    work, device, spread : what was asked
-    memory : whether it fits, and the bytes
-    prefill_s : until the prompts of the batch are read
-    step_s : of one decode step, a token for each sequence
-    decode_tokens_per_s : of one sequence, while `batch` are answered
-    latency_s : from the prompts to the last token of the batch, in turns where not all fit at once; of training one
-        step of all replicas
-    throughput_tokens_per_s : answer tokens, or read or learned ones where nothing is answered, of the batch / latency
-    most_tokens_per_s : the same with as many sequences as the memory holds, coming and going
-    mfu_frac : of training, the operations that learning needs over the data sheet's rate
-    at_once : sequences that the memory holds
-    shares : what the time is made of
-    said : where the efficiency comes from
+    work, device, spread
+        What was asked.
+    memory
+        Whether it fits, and the bytes.
+    prefill_s
+        Until the prompts of the batch are read.
+    step_s
+        Of one decode step, a token for each sequence.
+    decode_tokens_per_s
+        Of one sequence, while `batch` are answered.
+    latency_s
+        From the prompts to the last token of the batch, in turns where not all fit at once; of training one step of
+        all replicas.
+    throughput_tokens_per_s
+        Answer tokens, or read or learned ones where nothing is answered, of the batch / latency.
+    most_tokens_per_s
+        The same with as many sequences as the memory holds, coming and going.
+    mfu_frac
+        Of training, the operations that learning needs over the data sheet's rate.
+    at_once
+        Sequences that the memory holds.
+    shares
+        What the time is made of.
+    said
+        Where the efficiency comes from.
 
     Examples
     --------
@@ -184,11 +196,16 @@ def estimate(
 
     Parameters
     ----------
-    workload : a model's name stands for its inference as `Workload` has it by default
-    device : name in the catalog, or a device
-    count : devices of that sort
-    spread : how to spread over them; default: the first of the usual ways that fits
-    efficiency : how much of the data sheet is reached; default: what is known of this device and engine
+    workload
+        A model's name stands for its inference as `Workload` has it by default.
+    device
+        Name in the catalog, or a device.
+    count
+        Devices of that sort.
+    spread
+        How to spread over them; default: the first of the usual ways that fits.
+    efficiency
+        How much of the data sheet is reached; default: what is known of this device and engine.
 
     Examples
     --------

@@ -51,13 +51,19 @@ class MatchLimits:
 
     Attributes
     ----------
-    latency_s : most seconds from the prompts to the last token of the batch, 0 for any
-    throughput_per_s : tokens/s that all replicas must give together, 0 for any
-    usd_per_hour : most dollars an hour, 0 for any
-    needs : capabilities that a device must have, as in 'fp8'
-    together : what the devices of one copy share: 'host', 'rack', 'numa', 'pcie', 'nvlink' or 'link:KIND'; '' for
-        nothing, and where no topology is known for the host
-    apart, apart_by : workloads that hold devices of the fleet and are kept away from, by 'device', 'host' or 'rack'
+    latency_s
+        Most seconds from the prompts to the last token of the batch, 0 for any.
+    throughput_per_s
+        Tokens/s that all replicas must give together, 0 for any.
+    usd_per_hour
+        Most dollars an hour, 0 for any.
+    needs
+        Capabilities that a device must have, as in 'fp8'.
+    together
+        What the devices of one copy share: 'host', 'rack', 'numa', 'pcie', 'nvlink' or 'link:KIND'; '' for nothing,
+        and where no topology is known for the host.
+    apart, apart_by
+        Workloads that hold devices of the fleet and are kept away from, by 'device', 'host' or 'rack'.
     """
 
     latency_s: float = 0.0
@@ -94,14 +100,22 @@ class Match:
 
     Attributes
     ----------
-    device, count : what; `count` devices hold one copy of the model
-    replicas : copies
-    refused : why it cannot be, '' where it can
-    estimate : of one copy, None where it could not be made
-    price : of one device an hour, None where unknown
-    groups : ids of the devices of each copy that there is room for, where it matters which
-    score, rank, best : as compared with the other matches; `best` where no other beats it in everything
-    reasons : in words
+    device, count
+        What; `count` devices hold one copy of the model.
+    replicas
+        Copies.
+    refused
+        Why it cannot be, '' where it can.
+    estimate
+        Of one copy, None where it could not be made.
+    price
+        Of one device an hour, None where unknown.
+    groups
+        Ids of the devices of each copy that there is room for, where it matters which.
+    score, rank, best
+        As compared with the other matches; `best` where no other beats it in everything.
+    reasons
+        In words.
     """
 
     device: str
@@ -197,9 +211,12 @@ class DeviceChoice:
 
     Attributes
     ----------
-    matches : those that can be, the best first
-    refused : those that cannot
-    notes : what a reader should know
+    matches
+        Those that can be, the best first.
+    refused
+        Those that cannot.
+    notes
+        What a reader should know.
     """
 
     matches: tuple[Match, ...]
@@ -223,9 +240,12 @@ def match(
 
     Parameters
     ----------
-    workload : what is to be done; a model's name stands for its inference, with `how` as further fields
-    fleet : 'here', 'catalog', words as in '2xH100-SXM,4xRTX-4090', a file, or kinds
-    limits : what a choice must keep to
+    workload
+        What is to be done; a model's name stands for its inference, with `how` as further fields.
+    fleet
+        'here', 'catalog', words as in '2xH100-SXM,4xRTX-4090', a file, or kinds.
+    limits
+        What a choice must keep to.
 
     Notes
     -----
@@ -331,7 +351,8 @@ def estimates_of(
 
     Parameters
     ----------
-    terms : what the devices of a copy must share, and whom they keep away from
+    terms
+        What the devices of a copy must share, and whom they keep away from.
 
     Raises
     ------

@@ -47,10 +47,14 @@ class Found(NamedTuple):
 
     Attributes
     ----------
-    device : the device; for a broken one what is known of it, None when nothing enumerated
-    backend : name of the back end
-    reason : '' for a sound device, else one line: why it cannot be used
-    remedy : how to get it, '' when nothing helps
+    device
+        The device; for a broken one what is known of it, None when nothing enumerated.
+    backend
+        Name of the back end.
+    reason
+        '' for a sound device, else one line: why it cannot be used.
+    remedy
+        How to get it, '' when nothing helps.
     """
 
     device: Device | None
@@ -64,9 +68,12 @@ class Speed(NamedTuple):
 
     Attributes
     ----------
-    flop_per_s : float32 matrix product, FLOP/s
-    bytes_per_s : streaming copy, read plus write, bytes/s
-    in_bytes_per_s, out_bytes_per_s : copy from and to the host's memory, bytes/s, None where data is shared
+    flop_per_s
+        Float32 matrix product, FLOP/s.
+    bytes_per_s
+        Streaming copy, read plus write, bytes/s.
+    in_bytes_per_s, out_bytes_per_s
+        Copy from and to the host's memory, bytes/s, None where data is shared.
     """
 
     flop_per_s: float
@@ -81,11 +88,16 @@ class Kernel:
 
     Attributes
     ----------
-    source : OpenCL C for 'opencl' devices, WGSL for 'vulkan' devices
-    entry : name of the kernel in the source
-    out : gives (shape, dtype) of the result, or a list of them, from the call's arguments
-    global_size : gives the number of work items per dimension, from the call's arguments
-    local_size : work items of a group, None lets the back end choose (WGSL states it in the source)
+    source
+        OpenCL C for 'opencl' devices, WGSL for 'vulkan' devices.
+    entry
+        Name of the kernel in the source.
+    out
+        Gives (shape, dtype) of the result, or a list of them, from the call's arguments.
+    global_size
+        Gives the number of work items per dimension, from the call's arguments.
+    local_size
+        Work items of a group, None lets the back end choose (WGSL states it in the source).
 
     Notes
     -----
@@ -122,14 +134,22 @@ class Backend(ABC):
 
     Attributes
     ----------
-    name : the word under which it is registered
-    kinds : device kinds that it can find: the names of those in `KINDS`, a `DeviceKind` for each other one
-    labels : words before the ':' in the ids of its devices, the names of its kinds unless it says otherwise
-    requires : Python packages that it needs; absent ones are a reason, found without importing anything
-    remedy : how to get what it needs
-    heavy : True when its packages are slow or dangerous to import, so that it is probed in a child process
-    runs_torch : True when torch computes on its devices without harm to it, at the place that their kind names
-    runs_python : of a device: True when tasks without an implementation of their own run on it, else it takes kernels
+    name
+        The word under which it is registered.
+    kinds
+        Device kinds that it can find: the names of those in `KINDS`, a `DeviceKind` for each other one.
+    labels
+        Words before the ':' in the ids of its devices, the names of its kinds unless it says otherwise.
+    requires
+        Python packages that it needs; absent ones are a reason, found without importing anything.
+    remedy
+        How to get what it needs.
+    heavy
+        True when its packages are slow or dangerous to import, so that it is probed in a child process.
+    runs_torch
+        True when torch computes on its devices without harm to it, at the place that their kind names.
+    runs_python
+        Of a device: True when tasks without an implementation of their own run on it, else it takes kernels.
     """
 
     name: ClassVar[str]
@@ -236,7 +256,8 @@ class Backend(ABC):
 
         Parameters
         ----------
-        array : any shape, strides and order; a device that shares the host's memory may share its bytes
+        array
+            Any shape, strides and order; a device that shares the host's memory may share its bytes.
 
         Raises
         ------

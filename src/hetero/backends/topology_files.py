@@ -34,9 +34,12 @@ def topology(*files: str | Path, gpu: str = "", network: str = "") -> Fabric:
 
     Parameters
     ----------
-    files : each a hetero-topology/1 file, or what `nvidia-smi topo -m` printed on one host; none for this host
-    gpu : name of the GPUs in the catalog, where a matrix does not tell their rates
-    network : rate of each network card to a network that joins all hosts, as in '400Gb/s'; '' where none does
+    files
+        Each a hetero-topology/1 file, or what `nvidia-smi topo -m` printed on one host; none for this host.
+    gpu
+        Name of the GPUs in the catalog, where a matrix does not tell their rates.
+    network
+        Rate of each network card to a network that joins all hosts, as in '400Gb/s'; '' where none does.
 
     Returns
     -------
@@ -89,9 +92,12 @@ def read_topology(files: Sequence[Path], gpu: str = "", network_bytes_per_s: flo
 
     Parameters
     ----------
-    files : each a hetero-topology/1 file, or what `nvidia-smi topo -m` printed on one host
-    gpu : name of the GPUs in the catalog, where a matrix does not tell their rates
-    network_bytes_per_s : of each network card to a network that joins all hosts, None where they are not joined
+    files
+        Each a hetero-topology/1 file, or what `nvidia-smi topo -m` printed on one host.
+    gpu
+        Name of the GPUs in the catalog, where a matrix does not tell their rates.
+    network_bytes_per_s
+        Of each network card to a network that joins all hosts, None where they are not joined.
 
     Raises
     ------

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hetero.batch.files import Images as Images
     from hetero.batch.options import BatchLimits as BatchLimits
     from hetero.batch.options import BatchOptions as BatchOptions
+    from hetero.batch.outcome import BatchOutcome as BatchOutcome
     from hetero.batch.stages import pipeline as pipeline
     from hetero.batch.tables import Tables as Tables
 else:
@@ -24,6 +25,7 @@ else:
             "hetero.batch.api": ("map_batches",),
             "hetero.batch.files": ("File", "Files", "Images"),
             "hetero.batch.options": ("BatchLimits", "BatchOptions"),
+            "hetero.batch.outcome": ("BatchOutcome",),
             "hetero.batch.stages": ("pipeline",),
             "hetero.batch.tables": ("Tables",),
         },

@@ -69,20 +69,32 @@ def map_batches(
 
     Parameters
     ----------
-    fn : a function of a batch; a class with `setup(device)` and `__call__(batch)`, made once a worker; a torch
-        module; an ONNX model or file; or a `pipeline` of these. It gives one result for each record
-    source : a list, an array, a dict of arrays, a generator or a function that makes one, a path, or a `Source`
-    batch : 'auto' finds each device's best size; a number; or numbers by device word, as in {'cuda': 256}
-    merge : None or 'concatenate' keeps the results; 'sum', 'mean', 'count', `TopK(k)`, `Histogram(edges)` or an
-        associative function of two values gives one value, combined on the devices first
-    out : where the results go: None gives them back, a function gets them run by run, a folder gets files
-    form : of the files, 'jsonl', 'npy' or 'parquet'
-    errors : how many bad records may be set aside, or which share, as in '1%'; one more stops the run
-    resume : True goes on where `out` holds a part of this run; what else it holds is refused
-    options : how it is done: the parts of files, the cost of a record, the precision, checks of results
-    limits : what it may take: time, memory, hours of the day, a share of each device, dollars, energy
-    ctx : the Context whose devices do the work; one is opened where none is given
-    devices : the fleet of the Context that is opened
+    fn
+        A function of a batch; a class with `setup(device)` and `__call__(batch)`, made once a worker; a torch module;
+        an ONNX model or file; or a `pipeline` of these. It gives one result for each record.
+    source
+        A list, an array, a dict of arrays, a generator or a function that makes one, a path, or a `Source`.
+    batch
+        'auto' finds each device's best size; a number; or numbers by device word, as in {'cuda': 256}.
+    merge
+        None or 'concatenate' keeps the results; 'sum', 'mean', 'count', `TopK(k)`, `Histogram(edges)` or an
+        associative function of two values gives one value, combined on the devices first.
+    out
+        Where the results go: None gives them back, a function gets them run by run, a folder gets files.
+    form
+        Of the files, 'jsonl', 'npy' or 'parquet'.
+    errors
+        How many bad records may be set aside, or which share, as in '1%'; one more stops the run.
+    resume
+        True goes on where `out` holds a part of this run; what else it holds is refused.
+    options
+        How it is done: the parts of files, the cost of a record, the precision, checks of results.
+    limits
+        What it may take: time, memory, hours of the day, a share of each device, dollars, energy.
+    ctx
+        The Context whose devices do the work; one is opened where none is given.
+    devices
+        The fleet of the Context that is opened.
 
     Raises
     ------

@@ -23,8 +23,10 @@ class Place(NamedTuple):
 
     Attributes
     ----------
-    file : name of the file, path or URL; 'items' where there is no file
-    row : number of the record in it, from 0
+    file
+        Name of the file, path or URL; 'items' where there is no file.
+    row
+        Number of the record in it, from 0.
     """
 
     file: str
@@ -39,10 +41,13 @@ class Piece(NamedTuple):
 
     Attributes
     ----------
-    records : at least one; a list, an array, a dict of arrays of one length, or an Arrow table
-        Whatever `hetero.batch.records` can count, cut and join. The function gets a cut of it as its batch.
-    file : that they come from, as in `Place`
-    row : of the first one in that file, from 0
+    records
+        At least one; a list, an array, a dict of arrays of one length, or an Arrow table Whatever
+        `hetero.batch.records` can count, cut and join. The function gets a cut of it as its batch.
+    file
+        That they come from, as in `Place`.
+    row
+        Of the first one in that file, from 0.
     """
 
     records: Any
@@ -59,10 +64,11 @@ class Source(ABC):
 
     Attributes
     ----------
-    load : None, or a function of a cut of `Piece.records` that gives the records which the user's function gets
-        It runs on the device's worker, so that opening and decoding files is shared among the devices; it must
-        travel (a module-level function, or a frozen value with `__call__`). What it raises blames its records
-        as what the function raises does: they are found one by one and set aside with their places.
+    load
+        None, or a function of a cut of `Piece.records` that gives the records which the user's function gets It runs
+        on the device's worker, so that opening and decoding files is shared among the devices; it must travel (a
+        module-level function, or a frozen value with `__call__`). What it raises blames its records as what the
+        function raises does: they are found one by one and set aside with their places.
     """
 
     load: Callable[[Any], Any] | None = None
@@ -86,8 +92,9 @@ class Source(ABC):
 
         Parameters
         ----------
-        begin : >= 0; records before it must be skipped as cheaply as the format allows (a file's footer tells
-            its rows, an array is sliced, a generator is drained); from `length` on there are none
+        begin
+            >= 0; records before it must be skipped as cheaply as the format allows (a file's footer tells its rows, an
+            array is sliced, a generator is drained); from `length` on there are none.
 
         Notes
         -----
@@ -114,9 +121,12 @@ class BadRecord(NamedTuple):
 
     Attributes
     ----------
-    item : its number in the source
-    place : where it stands there
-    reason : why, in one line: the exception's type and message, or what is wrong with the result
+    item
+        Its number in the source.
+    place
+        Where it stands there.
+    reason
+        Why, in one line: the exception's type and message, or what is wrong with the result.
     """
 
     item: int
@@ -134,10 +144,14 @@ class Job:
 
     Attributes
     ----------
-    key : names function, source and options: parts of another key were written by another job
-    part_items : how many items of the source make a part; the last one may have fewer
-    length : items of the source, None where unknown
-    source : its identity, so that a message can say that it changed
+    key
+        Names function, source and options: parts of another key were written by another job.
+    part_items
+        How many items of the source make a part; the last one may have fewer.
+    length
+        Items of the source, None where unknown.
+    source
+        Its identity, so that a message can say that it changed.
     """
 
     key: str
@@ -152,12 +166,16 @@ class Part:
 
     Attributes
     ----------
-    number : from 0
-    begin, end : the items it is of, end excluded
-    results : what the function gave for the part's batches, in the order of the items
-        Where batches were cut differs from run to run: a sink writes the same bytes for the same records,
-        however they are cut. Bad records are absent from them. May be empty.
-    bad : the records of these items that have no result, in the order of the items
+    number
+        From 0.
+    begin, end
+        The items it is of, end excluded.
+    results
+        What the function gave for the part's batches, in the order of the items Where batches were cut differs from
+        run to run: a sink writes the same bytes for the same records, however they are cut. Bad records are absent
+        from them. May be empty.
+    bad
+        The records of these items that have no result, in the order of the items.
     """
 
     number: int
@@ -175,8 +193,10 @@ class Sink(ABC):
 
     Attributes
     ----------
-    durable : True where parts outlive the process, so that `open` finds them again
-    part_bytes : how large a part should be, in bytes of the source's records; `Job.part_items` follows from it
+    durable
+        True where parts outlive the process, so that `open` finds them again.
+    part_bytes
+        How large a part should be, in bytes of the source's records; `Job.part_items` follows from it.
     """
 
     durable: ClassVar[bool] = False

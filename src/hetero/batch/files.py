@@ -32,8 +32,10 @@ class File:
 
     Attributes
     ----------
-    path : or URL
-    data : its content
+    path
+        Or URL.
+    data
+        Its content.
 
     Examples
     --------
@@ -107,9 +109,12 @@ class Files(Source):
 
     Parameters
     ----------
-    path : of a folder with all below it, a pattern, a file, or a URL of one; or several of these
-    pattern : of the names of files in folders, one or several, as '*.txt'
-    storage : options of an object store, as for `Tables`
+    path
+        Of a folder with all below it, a pattern, a file, or a URL of one; or several of these.
+    pattern
+        Of the names of files in folders, one or several, as '*.txt'.
+    storage
+        Options of an object store, as for `Tables`.
 
     Raises
     ------
@@ -176,9 +181,12 @@ class Images(Files):
 
     Parameters
     ----------
-    path, storage : as for `Files`; in folders, files with the suffix of an image count
-    size : (height, width) to which each is brought, so that a batch is one array; None gives a list of arrays
-    mode : of Pillow, 'RGB' for arrays of height × width × 3, 'L' for height × width
+    path, storage
+        As for `Files`; in folders, files with the suffix of an image count.
+    size
+        (height, width) to which each is brought, so that a batch is one array; None gives a list of arrays.
+    mode
+        Of Pillow, 'RGB' for arrays of height × width × 3, 'L' for height × width.
 
     Raises
     ------

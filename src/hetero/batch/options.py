@@ -144,7 +144,13 @@ class BatchLimits:
         self.checked()
 
     def checked(self) -> CheckedLimits:
-        """Return these limits in SI units."""
+        """Return these limits in SI units.
+
+        Examples
+        --------
+        >>> BatchLimits(memory="1MB").checked().memory_bytes
+        1000000
+        """
         prices = parse_by_device("usd_per_hour", self.usd_per_hour, "dollars an hour")
         return CheckedLimits(
             timeout_s=None if self.timeout is None else parse_seconds(self.timeout),

@@ -21,13 +21,20 @@ class DeviceStatistics:
 
     Attributes
     ----------
-    device : itself
-    items, calls, failed, again : records done; batches begun, that failed, and that were begun because others had
-    busy_s : s, that its batches took
-    batch : its best size in the end, 0 where nobody knows; with a cost of records, how many its batches held
-    raw_bytes, home_bytes : of its results before they were merged, and of what came home
-    left_out : why it did nothing, or no more; '' where it took part
-    precision : in what a model computed there, and how far that was off; '' where it is a function
+    device
+        Itself.
+    items, calls, failed, again
+        Records done; batches begun, that failed, and that were begun because others had.
+    busy_s
+        Seconds, that its batches took.
+    batch
+        Its best size in the end, 0 where nobody knows; with a cost of records, how many its batches held.
+    raw_bytes, home_bytes
+        Of its results before they were merged, and of what came home.
+    left_out
+        Why it did nothing, or no more; '' where it took part.
+    precision
+        In what a model computed there, and how far that was off; '' where it is a function.
     """
 
     device: Device
@@ -75,14 +82,22 @@ class BatchOutcome:
 
     Attributes
     ----------
-    value : the results joined, the merged value, or the folder that they were written to
-    items : records of the source
-    resumed : of them, those that an earlier run had done
-    bad : records that have no result
-    seconds : s, of this run
-    devices : what each device did
-    usd : dollars, the time of the run on every device that was not left out; 0 where no price was given
-    energy_j : J, of every device that was not left out, for as long as the run took; 0 where nobody asked
+    value
+        The results joined, the merged value, or the folder that they were written to.
+    items
+        Records of the source.
+    resumed
+        Of them, those that an earlier run had done.
+    bad
+        Records that have no result.
+    seconds
+        Seconds, of this run.
+    devices
+        What each device did.
+    usd
+        Dollars, the time of the run on every device that was not left out; 0 where no price was given.
+    energy_j
+        J, of every device that was not left out, for as long as the run took; 0 where nobody asked.
 
     Examples
     --------

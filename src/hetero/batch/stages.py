@@ -25,8 +25,10 @@ class Stage:
 
     Attributes
     ----------
-    function : as `map_batches` takes it
-    on : device words that may run it, as in ('gpu',); empty for all
+    function
+        As `map_batches` takes it.
+    on
+        Device words that may run it, as in ('gpu',); empty for all.
     """
 
     function: Any
@@ -43,7 +45,8 @@ class Pipeline:
 
     Attributes
     ----------
-    stages : in the order in which records go through them
+    stages
+        In the order in which records go through them.
     """
 
     stages: tuple[Stage, ...]
@@ -64,7 +67,8 @@ class StageChain:
 
     Parameters
     ----------
-    parts : of the stages
+    parts
+        Of the stages.
     """
 
     def __init__(self, parts: Sequence[Prepared]) -> None:
@@ -98,8 +102,9 @@ def pipeline(*stages: object) -> Pipeline:
 
     Parameters
     ----------
-    *stages : functions of a batch as `map_batches` takes them; with a device word, (function, 'gpu') or
-        (function, ['cpu', 'npu']), only such devices run it. Each gives one result for each record
+    *stages
+        Functions of a batch as `map_batches` takes them; with a device word, (function, 'gpu') or (function, ['cpu',
+        'npu']), only such devices run it. Each gives one result for each record.
 
     Raises
     ------

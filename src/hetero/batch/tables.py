@@ -53,10 +53,13 @@ class Tables(Source):
 
     Parameters
     ----------
-    path : of a file, a folder, a pattern as in 'data/*.parquet', or a URL of one; or several of these
-    columns : to be read, None for all
-    storage : options of an object store, as {'endpoint': 'http://…', 'region': '…'}; what is not given comes from
-        the environment
+    path
+        Of a file, a folder, a pattern as in 'data/*.parquet', or a URL of one; or several of these.
+    columns
+        To be read, None for all.
+    storage
+        Options of an object store, as {'endpoint': 'http://…', 'region': '…'}; what is not given comes from the
+        environment.
 
     Raises
     ------

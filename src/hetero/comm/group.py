@@ -52,17 +52,25 @@ class Group:
 
     Parameters
     ----------
-    rank, world_size : this member's number, and how many there are
-    rendezvous : where they find each other; None for a group of one
-    store : what `open_rendezvous` gave, on the first member
-    deadline_s : longest wait for the others, s
-    address : of this member, on which the others reach it
-    beyond_loopback : whether the address may be one that other hosts reach
+    rank, world_size
+        This member's number, and how many there are.
+    rendezvous
+        Where they find each other; None for a group of one.
+    store
+        What `open_rendezvous` gave, on the first member.
+    deadline_s
+        Longest wait for the others, s.
+    address
+        Of this member, on which the others reach it.
+    beyond_loopback
+        Whether the address may be one that other hosts reach.
 
     Attributes
     ----------
-    waited_s : time spent in collectives, s
-    carried_by : what the last of them went by: 'shared_memory' or an algorithm; '' before the first
+    waited_s
+        Time spent in collectives, s.
+    carried_by
+        What the last of them went by: 'shared_memory' or an algorithm; '' before the first.
 
     Raises
     ------
@@ -221,7 +229,8 @@ class Group:
 
         Parameters
         ----------
-        parts : shape (world_size, ...)
+        parts
+            Shape (world_size, ...).
 
         Examples
         --------
@@ -245,8 +254,10 @@ class Group:
 
         Parameters
         ----------
-        parts : shape (world_size, ...)
-        op : 'sum', 'max' or 'min'
+        parts
+            Shape (world_size, ...).
+        op
+            'sum', 'max' or 'min'.
 
         Examples
         --------

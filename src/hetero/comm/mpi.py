@@ -27,12 +27,15 @@ class MpiGroup:
 
     Parameters
     ----------
-    communicator : of mpi4py; None for MPI.COMM_WORLD
+    communicator
+        Of mpi4py; None for MPI.COMM_WORLD.
 
     Attributes
     ----------
-    rank, world_size : this member's number, and how many there are
-    waited_s : time spent in collectives, s
+    rank, world_size
+        This member's number, and how many there are.
+    waited_s
+        Time spent in collectives, s.
 
     Raises
     ------

@@ -36,8 +36,9 @@ class Meeting(Protocol):
 
     Attributes
     ----------
-    library : whether torch's collectives are taken for 'auto', only when asked for, or cannot be used; the same on
-        every member
+    library
+        Whether torch's collectives are taken for 'auto', only when asked for, or cannot be used; the same on every
+        member.
     """
 
     library: Library
@@ -106,8 +107,10 @@ def open_rendezvous(
 
     Parameters
     ----------
-    address : on which the others reach it
-    beyond_loopback : whether the address may be one that other hosts reach
+    address
+        On which the others reach it.
+    beyond_loopback
+        Whether the address may be one that other hosts reach.
 
     Returns
     -------
@@ -148,7 +151,8 @@ class StoreMeeting:
 
     Parameters
     ----------
-    store : what `open_rendezvous` gave, on the first member
+    store
+        What `open_rendezvous` gave, on the first member.
     """
 
     library: Library = "auto"

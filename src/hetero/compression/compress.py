@@ -46,12 +46,18 @@ class ModelFigures:
 
     Attributes
     ----------
-    size_bytes : of its file
-    parameters : how many there are, zeros counted
-    zeros_frac : share of zeros among the weights of its layers
-    accuracy : share of right answers on the test data, None where targets are no classes
-    loss : mean on the test data
-    samples_per_s : speed of each device
+    size_bytes
+        Of its file.
+    parameters
+        How many there are, zeros counted.
+    zeros_frac
+        Share of zeros among the weights of its layers.
+    accuracy
+        Share of right answers on the test data, None where targets are no classes.
+    loss
+        Mean on the test data.
+    samples_per_s
+        Speed of each device.
     """
 
     size_bytes: int
@@ -68,10 +74,14 @@ class Compressed:
 
     Attributes
     ----------
-    model : the compressed one
-    before, after : figures of both
-    quantised : how it was quantised, None where it was not
-    notes : what was done to which layers
+    model
+        The compressed one.
+    before, after
+        Figures of both.
+    quantised
+        How it was quantised, None where it was not.
+    notes
+        What was done to which layers.
     """
 
     model: Any
@@ -85,7 +95,8 @@ class Compressed:
 
         Parameters
         ----------
-        facts : words kept beside it, for `hetero infer` and for people
+        facts
+            Words kept beside it, for `hetero infer` and for people.
         """
         path = output_file(path, "path")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,16 +133,24 @@ def compress(
 
     Parameters
     ----------
-    model : a `torch.nn.Module`; it stays as it is
-    prune : share of the weights to prune, at least 0 and below 1
-    structured : True takes out whole channels, which makes the model faster; False makes single weights zero, which
-        makes its file smaller
-    quantise : 'int8' or 'int8-weights', None to leave the weights as they are
-    test : data as for `hetero.Trainer`, on which accuracy and speed are measured
-    data, fine_tune, loss, optimizer, global_batch : train the pruned model further, for so many epochs of this data,
-        as `hetero.Trainer` does; zeros stay zero. Cross-entropy and Adam where none is given
-    devices : the fleet, as `hetero.Context` takes it, or a Context that is open
-    context : how a Context is opened where `devices` is none
+    model
+        A `torch.nn.Module`; it stays as it is.
+    prune
+        Share of the weights to prune, at least 0 and below 1.
+    structured
+        True takes out whole channels, which makes the model faster; False makes single weights zero, which makes its
+        file smaller.
+    quantise
+        'int8' or 'int8-weights', None to leave the weights as they are.
+    test
+        Data as for `hetero.Trainer`, on which accuracy and speed are measured.
+    data, fine_tune, loss, optimizer, global_batch
+        Train the pruned model further, for so many epochs of this data, as `hetero.Trainer` does; zeros stay zero.
+        Cross-entropy and Adam where none is given.
+    devices
+        The fleet, as `hetero.Context` takes it, or a Context that is open.
+    context
+        How a Context is opened where `devices` is none.
 
     Raises
     ------
@@ -307,8 +326,10 @@ def measure_here(parts: Sequence[bytes], inputs: object) -> list[float]:
 
     Parameters
     ----------
-    parts : pickled models
-    inputs : array, first dimension the samples
+    parts
+        Pickled models.
+    inputs
+        Array, first dimension the samples.
     """
     import torch
 

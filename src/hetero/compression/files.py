@@ -31,8 +31,10 @@ def pack(model: Any, facts: Mapping[str, str], quantised: str | None = None) -> 
 
     Parameters
     ----------
-    facts : words kept in the file's metadata
-    quantised : how it was quantised, None where it was not
+    facts
+        Words kept in the file's metadata.
+    quantised
+        How it was quantised, None where it was not.
 
     Notes
     -----
@@ -131,7 +133,8 @@ def load_parameters(model: Any, path: str | Path) -> dict[str, str]:
 
     Parameters
     ----------
-    model : made as the one that was saved; where only adapters were, with the same base
+    model
+        Made as the one that was saved; where only adapters were, with the same base.
 
     Raises
     ------

@@ -30,8 +30,10 @@ def checkpoint(name: str, state: object = _ITSELF) -> None:
 
     Parameters
     ----------
-    name : any text; the same name replaces its own earlier state, other names stay beside it
-    state : what `restore` will give; left out, the name itself, which says how far the task came
+    name
+        Any text; the same name replaces its own earlier state, other names stay beside it.
+    state
+        What `restore` will give; left out, the name itself, which says how far the task came.
 
     Raises
     ------
@@ -71,7 +73,8 @@ def restore(name: str | None = None) -> Any:
 
     Parameters
     ----------
-    name : the last checkpoint of this name; left out, the last of all
+    name
+        The last checkpoint of this name; left out, the last of all.
 
     Returns
     -------
@@ -104,9 +107,12 @@ def resumable(items: Iterable[T], *, every: int = 1, state: object = None) -> Re
 
     Parameters
     ----------
-    items : what to loop over; a later attempt must find the same items in the same order
-    every : >= 1; the position is kept each time that so many items are done, and at the end of the loop
-    state : what the loop builds up, kept with its position; read and write it as `.state` of the loop
+    items
+        What to loop over; a later attempt must find the same items in the same order.
+    every
+        >= 1; the position is kept each time that so many items are done, and at the end of the loop.
+    state
+        What the loop builds up, kept with its position; read and write it as `.state` of the loop.
 
     Returns
     -------
@@ -153,9 +159,12 @@ class Resumable(Generic[T]):
 
     Attributes
     ----------
-    state : what the loop builds up; assign to it or change it in place
-    done : number of items done
-    name : its place among the loops of the task
+    state
+        What the loop builds up; assign to it or change it in place.
+    done
+        Number of items done.
+    name
+        Its place among the loops of the task.
     """
 
     def __init__(self, loops: _Loops, items: Iterable[T], every: int, state: object) -> None:

@@ -25,7 +25,8 @@ class GraphNode:
 
     Attributes
     ----------
-    name : the function's name, or the id in the file
+    name
+        The function's name, or the id in the file.
     """
 
     __slots__ = ("_args", "_function", "_graph", "_index", "_kwargs", "name")
@@ -78,9 +79,11 @@ class Graph:
 
         Parameters
         ----------
-        function : a task, or a plain function
-        *args, **kwargs : its arguments; a node, also inside lists, tuples, dicts, sets,
-            named tuples and dataclasses, makes the task wait for it
+        function
+            A task, or a plain function.
+        *args, **kwargs
+            Its arguments; a node, also inside lists, tuples, dicts, sets, named tuples and dataclasses, makes the task
+            wait for it.
 
         Raises
         ------

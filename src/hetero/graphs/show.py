@@ -32,10 +32,14 @@ class ShownTask(NamedTuple):
 
     Attributes
     ----------
-    needs : ids of the tasks that it waited for
-    device : id, '' where it has not finished
-    start_s, seconds : s since the first start, and how long it took; of a graph, the time on its fastest device
-    state : 'finished', 'failed' or 'open'; '' in a graph
+    needs
+        Ids of the tasks that it waited for.
+    device
+        Id, '' where it has not finished.
+    start_s, seconds
+        Seconds since the first start, and how long it took; of a graph, the time on its fastest device.
+    state
+        'finished', 'failed' or 'open'; '' in a graph.
     """
 
     id: int
@@ -52,7 +56,8 @@ class GraphView:
 
     Attributes
     ----------
-    tasks : in the order in which they were handed in
+    tasks
+        In the order in which they were handed in.
     """
 
     def __init__(self, tasks: tuple[ShownTask, ...]) -> None:
@@ -143,7 +148,8 @@ def graph(ctx: Context | str | Path) -> GraphView:
 
     Parameters
     ----------
-    ctx : a Context that was opened with `trace=`, or the path of a trace
+    ctx
+        A Context that was opened with `trace=`, or the path of a trace.
 
     Raises
     ------

@@ -143,29 +143,49 @@ class Device:
 
     Attributes
     ----------
-    id : 'host/label:index', as in 'h0/cuda:1'
-        The label is the kind, or the back end's own label where one silicon has several runtimes
-        ('h0/torch-cpu:0').
-    kind : name of its `DeviceKind`, as in 'cuda'
-    type : 'CPU', 'GPU', 'TPU', 'NPU', 'FPGA', 'NULL' or what its kind declares; compares without regard to case
-    backend : name under which the back end is registered
-    index : the back end's own number of this device
-    name : what the maker calls it
-    memory_node : id of the memory node that its data lives on
-    memory_bytes : bytes of that node, None where unknown
-    memory_limit_bytes : the most of it that hetero may use, None for all
-    cores : CPU cores or compute units
-    cpus : the host's CPU numbers that the device is bound to, empty where it is not bound
-    silicon : ids of the cores or chips it uses; devices that share one exclude one another
-    throttle_frac : 0 < f <= 1; below 1 the device is slowed down on purpose, and says so
-    simulated : True where nothing is computed
-    driver : driver and its version, '' where unknown
-    flop_per_s, bytes_per_s : measured or catalogued speed, None where unknown
-    isolation : 'process' or 'thread'
-    python : the Python that its worker runs in, '' for this one
-    link_bytes_per_s, link_latency_s : an emulated slow link to the host, 0 where there is none
-    rack : where the host stands, for affinity
-    takes : 'python' or 'kernels' where that differs from what `KINDS` says of its kind, else ''
+    id
+        'host/label:index', as in 'h0/cuda:1' The label is the kind, or the back end's own label where one silicon has
+        several runtimes ('h0/torch-cpu:0').
+    kind
+        Name of its `DeviceKind`, as in 'cuda'.
+    type
+        'CPU', 'GPU', 'TPU', 'NPU', 'FPGA', 'NULL' or what its kind declares; compares without regard to case.
+    backend
+        Name under which the back end is registered.
+    index
+        The back end's own number of this device.
+    name
+        What the maker calls it.
+    memory_node
+        Id of the memory node that its data lives on.
+    memory_bytes
+        Bytes of that node, None where unknown.
+    memory_limit_bytes
+        The most of it that hetero may use, None for all.
+    cores
+        CPU cores or compute units.
+    cpus
+        The host's CPU numbers that the device is bound to, empty where it is not bound.
+    silicon
+        Ids of the cores or chips it uses; devices that share one exclude one another.
+    throttle_frac
+        0 < f <= 1; below 1 the device is slowed down on purpose, and says so.
+    simulated
+        True where nothing is computed.
+    driver
+        Driver and its version, '' where unknown.
+    flop_per_s, bytes_per_s
+        Measured or catalogued speed, None where unknown.
+    isolation
+        'process' or 'thread'.
+    python
+        The Python that its worker runs in, '' for this one.
+    link_bytes_per_s, link_latency_s
+        An emulated slow link to the host, 0 where there is none.
+    rack
+        Where the host stands, for affinity.
+    takes
+        'python' or 'kernels' where that differs from what `KINDS` says of its kind, else ''.
 
     Examples
     --------
@@ -239,10 +259,14 @@ class DeviceStatus:
 
     Attributes
     ----------
-    used_bytes, free_bytes : bytes
-    utilisation_frac : 0..1
-    temperature_c : degrees Celsius
-    power_w : W
+    used_bytes, free_bytes
+        Bytes.
+    utilisation_frac
+        0..1.
+    temperature_c
+        Degrees Celsius.
+    power_w
+        W.
     """
 
     used_bytes: int | None = None

@@ -28,9 +28,12 @@ class Optimiser:
 
     Attributes
     ----------
-    name : as users write it
-    moments : numbers a trainable weight beside the weight itself
-    moment_bytes : bytes each; 0 for those of the weights' own format
+    name
+        As users write it.
+    moments
+        Numbers a trainable weight beside the weight itself.
+    moment_bytes
+        Bytes each; 0 for those of the weights' own format.
     """
 
     name: str
@@ -59,14 +62,22 @@ class ServingEngine:
 
     Attributes
     ----------
-    name : as users write it
-    reserve_bytes : a device, for the driver's context and the libraries
-    host_embedding : True where the input table stays in the host's memory
-    step_tokens : most tokens that one forward pass takes, 0 for the whole prompt
-    logits : 'last' token of each sequence, 'step' all tokens of the pass
-    logit_bytes : bytes a logit
-    packs_head : True where packed formats convert the output head too
-    most_sequences : that a server takes at once, 0 where there is no such limit
+    name
+        As users write it.
+    reserve_bytes
+        A device, for the driver's context and the libraries.
+    host_embedding
+        True where the input table stays in the host's memory.
+    step_tokens
+        Most tokens that one forward pass takes, 0 for the whole prompt.
+    logits
+        'last' token of each sequence, 'step' all tokens of the pass.
+    logit_bytes
+        Bytes a logit.
+    packs_head
+        True where packed formats convert the output head too.
+    most_sequences
+        That a server takes at once, 0 where there is no such limit.
     """
 
     name: str
@@ -102,9 +113,12 @@ class Lora:
 
     Attributes
     ----------
-    rank : > 0
-    targets : of 'q', 'k', 'v', 'o', 'mlp', 'head'
-    dropout : True where the adapters' inputs pass a dropout
+    rank
+        > 0.
+    targets
+        Of 'q', 'k', 'v', 'o', 'mlp', 'head'.
+    dropout
+        True where the adapters' inputs pass a dropout.
     """
 
     rank: int = 8
@@ -123,12 +137,18 @@ class Sharding:
 
     Attributes
     ----------
-    tensor : devices that share each matrix
-    pipeline : devices that hold consecutive layers
-    data : replicas
-    zero : 0 none; 1 optimiser, 2 also gradients, 3 also weights are split over the replicas
-    mixed_units : True where frozen and trainable weights share a unit of FSDP: gradients exist as if none was frozen
-    synced : False where gradients are accumulated without synchronising: each replica keeps all of them
+    tensor
+        Devices that share each matrix.
+    pipeline
+        Devices that hold consecutive layers.
+    data
+        Replicas.
+    zero
+        0 none; 1 optimiser, 2 also gradients, 3 also weights are split over the replicas.
+    mixed_units
+        True where frozen and trainable weights share a unit of FSDP: gradients exist as if none was frozen.
+    synced
+        False where gradients are accumulated without synchronising: each replica keeps all of them.
     """
 
     tensor: int = 1
@@ -155,22 +175,37 @@ class WorkloadSpec:
 
     Attributes
     ----------
-    model : its architecture
-    job : one of `JOBS`
-    weights : number format of the weights
-    kv : number format of the KV cache
-    batch : sequences at once on a replica; a micro-batch in training
-    context : tokens a sequence, prompt and answer together
-    prompt : tokens that are read at once, at most the context, 0 for all of it; speed is then that of half read, half
-        answered
-    chunk : tokens of the prompts that are read in one pass, 0 for as many as the engine takes
-    engine : one of `ENGINES`
-    optimiser : one of `OPTIMISERS`
-    master_weights : True for a copy of the weights in 32 bits
-    gradient_bytes : bytes a gradient, 0 for the weights' own format
-    checkpointing : True where only the layers' inputs are kept and the rest is computed again
-    flash : False where attention keeps its scores
-    lora : adapters of a 'lora' job
+    model
+        Its architecture.
+    job
+        One of `JOBS`.
+    weights
+        Number format of the weights.
+    kv
+        Number format of the KV cache.
+    batch
+        Sequences at once on a replica; a micro-batch in training.
+    context
+        Tokens a sequence, prompt and answer together.
+    prompt
+        Tokens that are read at once, at most the context, 0 for all of it; speed is then that of half read, half
+        answered.
+    chunk
+        Tokens of the prompts that are read in one pass, 0 for as many as the engine takes.
+    engine
+        One of `ENGINES`.
+    optimiser
+        One of `OPTIMISERS`.
+    master_weights
+        True for a copy of the weights in 32 bits.
+    gradient_bytes
+        Bytes a gradient, 0 for the weights' own format.
+    checkpointing
+        True where only the layers' inputs are kept and the rest is computed again.
+    flash
+        False where attention keeps its scores.
+    lora
+        Adapters of a 'lora' job.
 
     Examples
     --------

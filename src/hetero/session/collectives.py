@@ -39,9 +39,12 @@ def all_reduce(array: object, op: str = "sum", algorithm: str = "auto") -> Any:
 
     Parameters
     ----------
-    array : NumPy array, torch tensor, array of the device, or number; the same shape and dtype on all members
-    op : 'sum', 'max' or 'min'
-    algorithm : 'auto', 'library' (torch's), 'ring', 'tree' or 'pipelined_tree'
+    array
+        NumPy array, torch tensor, array of the device, or number; the same shape and dtype on all members.
+    op
+        'sum', 'max' or 'min'.
+    algorithm
+        'auto', 'library' (torch's), 'ring', 'tree' or 'pipelined_tree'.
 
     Raises
     ------
@@ -71,9 +74,12 @@ def broadcast(array: object, src: int = 0, algorithm: str = "auto") -> Any:
 
     Parameters
     ----------
-    array : of the same shape and dtype on all members
-    src : rank whose array it is
-    algorithm : as for `all_reduce`
+    array
+        Of the same shape and dtype on all members.
+    src
+        Rank whose array it is.
+    algorithm
+        As for `all_reduce`.
 
     Raises
     ------
@@ -103,8 +109,10 @@ def all_gather(array: object, algorithm: str = "auto") -> Any:
 
     Parameters
     ----------
-    array : of the same shape and dtype on all members
-    algorithm : as for `all_reduce`
+    array
+        Of the same shape and dtype on all members.
+    algorithm
+        As for `all_reduce`.
 
     Raises
     ------
@@ -135,9 +143,12 @@ def reduce_scatter(array: object, op: str = "sum", algorithm: str = "auto") -> A
 
     Parameters
     ----------
-    array : of the same shape and dtype on all members; the number of members divides its first axis
-    op : 'sum', 'max' or 'min'
-    algorithm : as for `all_reduce`
+    array
+        Of the same shape and dtype on all members; the number of members divides its first axis.
+    op
+        'sum', 'max' or 'min'.
+    algorithm
+        As for `all_reduce`.
 
     Raises
     ------

@@ -13,8 +13,10 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Unpack
 
 from hetero.drive.frame import KEPT_MARK
 from hetero.engines.base import Call, ItemRef, Nest, NodeUsage
@@ -27,6 +29,7 @@ from hetero.session.asyncio_twins import AsyncTwins
 from hetero.session.callbacks import Callbacks
 from hetero.session.futures import Future, R, bind, refuse_held
 from hetero.session.identity import call_identity, value_identity
+from hetero.session.lease_options import LeaseOptions, shows_lease_options
 from hetero.session.options import ContextOptions, Fleet
 from hetero.session.profiling import Profiling
 from hetero.session.published import publish
@@ -36,19 +39,39 @@ from hetero.session.signature import describe, describe_value
 from hetero.session.tasks import TaskFunction, as_task
 
 if TYPE_CHECKING:
+    import hetero
     from hetero.drive.live import Driver
     from hetero.model.device import Device
     from hetero.session.config import Config
     from hetero.session.executor import Executor
     from hetero.session.explain import Explained
-    from hetero.session.leases import ContextLease, ContextLeases
+    from hetero.session.leases import ContextLease, ContextLeases, PooledDevice
     from hetero.session.metrics import MetricsServer
 
 __all__ = ["Context"]
 
+P = ParamSpec("P")
+
 _SPREADS, _ALONE = Nest(), Nest(spreads=False)
 _MOVED = {name: name for name in ("initializer", "initargs", "profile", "progress")}
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+def _passes_former(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate `Context.map_batches` so that former keywords reach `hetero.batch.map_batches`, which knows them."""
+    parameters = signature(function).parameters
+
+    @wraps(function)
+    def accept(*args: P.args, **kwargs: P.kwargs) -> R:
+        if kwargs.keys() <= parameters.keys():
+            return function(*args, **kwargs)
+        import hetero
+
+        ctx, *given = args
+        found: R = hetero.batch.map_batches(*given, ctx=ctx, **kwargs)  # type: ignore[assignment, arg-type]
+        return found
+
+    return accept
 
 
 class Context(AsyncTwins):
@@ -56,19 +79,31 @@ class Context(AsyncTwins):
 
     Parameters
     ----------
-    config : a YAML file, a dict of the same form, or None
-    devices : the fleet, as in '1xcpu,1xcpu*0.25', or a list of devices as in the file; every sound device
-        of this host where nothing names any
-    engine : 'local', 'inline' or 'ray'
-    address : of the Ray cluster: 'local' for one of this program's own, 'auto' or 'host:port'
-    policy : name of a policy; 'auto' chooses
-    isolation : 'process' or 'thread'
-    memory_pool_size : of the memory that arrays travel through, as in '2GB'
-    name : of the run; calls of the same code and arguments find their checkpoints of earlier runs of this name again
-    trace : file that the trace is written to; in its name {pid} is the process id, {n} the number of the Context
-    set : settings laid over the file, 'key.path=value'
-    history : False neither reads nor writes the times measured in other runs
-    options : whatever is needed more seldom, such as a profiler or an initializer of workers
+    config
+        A YAML file, a dict of the same form, or None.
+    devices
+        The fleet, as in '1xcpu,1xcpu*0.25', or a list of devices as in the file; every sound device of this host where
+        nothing names any.
+    engine
+        'local', 'inline' or 'ray'.
+    address
+        Of the Ray cluster: 'local' for one of this program's own, 'auto' or 'host:port'.
+    policy
+        Name of a policy; 'auto' chooses.
+    isolation
+        'process' or 'thread'.
+    memory_pool_size
+        Of the memory that arrays travel through, as in '2GB'.
+    name
+        Of the run; calls of the same code and arguments find their checkpoints of earlier runs of this name again.
+    trace
+        File that the trace is written to; in its name {pid} is the process id, {n} the number of the Context.
+    set
+        Settings laid over the file, 'key.path=value'.
+    history
+        False neither reads nor writes the times measured in other runs.
+    options
+        Whatever is needed more seldom, such as a profiler or an initializer of workers.
 
     Raises
     ------
@@ -157,10 +192,12 @@ class Context(AsyncTwins):
 
         Parameters
         ----------
-        function : a task, or a plain function
-        *args, **kwargs : its arguments, taken as they are now; a future, also inside lists, tuples, dicts,
-            sets, named tuples and dataclasses,
-            makes the task wait for it. A future of another Context is waited for here, and its value passed.
+        function
+            A task, or a plain function.
+        *args, **kwargs
+            Its arguments, taken as they are now; a future, also inside lists, tuples, dicts, sets, named tuples and
+            dataclasses, makes the task wait for it. A future of another Context is waited for here, and its value
+            passed.
 
         Raises
         ------
@@ -260,11 +297,14 @@ class Context(AsyncTwins):
 
         Parameters
         ----------
-        iterables : read at once, as far as the shortest lasts; the function gets one item of each. An array that
-            comes more than once is copied once, as it is now; the items of one chunk share it
-        chunk : how many items make a task; 'auto' measures some items first and makes tasks of 2 ms or more,
-            at least four for each device
-        timeout : s from now within which each result must be there
+        iterables
+            Read at once, as far as the shortest lasts; the function gets one item of each. An array that comes more
+            than once is copied once, as it is now; the items of one chunk share it.
+        chunk
+            How many items make a task; 'auto' measures some items first and makes tasks of 2 ms or more, at least four
+            for each device.
+        timeout
+            Seconds from now within which each result must be there.
 
         Raises
         ------
@@ -350,10 +390,13 @@ class Context(AsyncTwins):
 
         Parameters
         ----------
-        function : of two values, associative
-        futures : at least one; values that are no futures are put first
-        ordered : True keeps the order of the operands; False also lets the function swap them, so that all
-            that lies on one memory node is combined there first
+        function
+            Of two values, associative.
+        futures
+            At least one; values that are no futures are put first.
+        ordered
+            True keeps the order of the operands; False also lets the function swap them, so that all that lies on one
+            memory node is combined there first.
 
         Raises
         ------
@@ -377,8 +420,25 @@ class Context(AsyncTwins):
 
         return reduce(self, as_task(function), futures, ordered)
 
-    def map_batches(self, fn: Any, source: Any, /, **options: Any) -> Any:
-        """Run a function or a model over many records, every device at its own batch size; see `batch.map_batches`.
+    @_passes_former
+    def map_batches(
+        self,
+        fn: Any,
+        source: Any,
+        /,
+        *,
+        batch: str | int | Mapping[str, int] = "auto",
+        merge: Any = None,
+        out: Any = None,
+        form: str | None = None,
+        errors: float | str = 0,
+        resume: bool = False,
+        options: hetero.batch.BatchOptions | None = None,
+        limits: hetero.batch.BatchLimits | None = None,
+    ) -> hetero.batch.BatchOutcome:
+        """Run a function or a model over many records, every device at its own batch size.
+
+        The parameters are those of `hetero.batch.map_batches`; the devices are those of this Context.
 
         Examples
         --------
@@ -389,7 +449,10 @@ class Context(AsyncTwins):
         """
         import hetero
 
-        return hetero.batch.map_batches(fn, source, ctx=self, **options)
+        return hetero.batch.map_batches(
+            fn, source, batch=batch, merge=merge, out=out, form=form, errors=errors, resume=resume,
+            options=options, limits=limits, ctx=self,
+        )  # fmt: skip
 
     def explain(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> Explained:
         """Return for each device how long this call would take, how that is known, and which would be chosen.
@@ -409,12 +472,16 @@ class Context(AsyncTwins):
         signature, size = describe(task.source.model_key, args, kwargs)
         return Explained(task.name, tuple(self.driver.explain(signature, size, task.request)))
 
-    def lease(self, **options: object) -> ContextLease:
+    @shows_lease_options
+    def lease(
+        self, prepare: Callable[[PooledDevice], object] | None = None, **options: Unpack[LeaseOptions]
+    ) -> ContextLease:
         """Hold devices of the fleet for oneself; other tasks that are submitted meanwhile keep away from them.
 
         Parameters
         ----------
-        options : those of `hetero.cluster.Pool.lease`
+        prepare, options
+            As for `hetero.cluster.Pool.lease`.
 
         Returns
         -------
@@ -441,7 +508,7 @@ class Context(AsyncTwins):
         with self._lock:
             if self._leases is None:
                 self._leases = ContextLeases(self)
-        return self._leases.lease(options)
+        return self._leases.lease(prepare, options)
 
     def executor(self) -> Executor:
         """Return a `concurrent.futures.Executor` over this Context.
@@ -533,7 +600,8 @@ class Context(AsyncTwins):
 
         Parameters
         ----------
-        wait : True waits for the tasks and brings their results into the program; False stops them
+        wait
+            True waits for the tasks and brings their results into the program; False stops them.
 
         Raises
         ------

@@ -46,12 +46,17 @@ class Executor(concurrent.futures.Executor):
 
     Parameters
     ----------
-    ctx : the Context; None opens one of its own, which `shutdown` closes; a number is `max_workers`
-    max_workers : at most so many calls run at a time; without a Context, and where nothing else names a fleet, so
-        many CPU devices are opened
-    mp_context : a start method of multiprocessing other than 'fork': workers are new processes
-    initializer, initargs : called by each worker before its first call, only without a Context
-    max_tasks_per_child : calls run in a process below the worker, which is replaced after so many
+    ctx
+        The Context; None opens one of its own, which `shutdown` closes; a number is `max_workers`.
+    max_workers
+        At most so many calls run at a time; without a Context, and where nothing else names a fleet, so many CPU
+        devices are opened.
+    mp_context
+        A start method of multiprocessing other than 'fork': workers are new processes.
+    initializer, initargs
+        Called by each worker before its first call, only without a Context.
+    max_tasks_per_child
+        Calls run in a process below the worker, which is replaced after so many.
 
     Notes
     -----
@@ -167,8 +172,10 @@ class Executor(concurrent.futures.Executor):
 
         Parameters
         ----------
-        wait : False returns at once; what was handed in is done all the same, before the program ends
-        cancel_futures : True cancels the calls that do not run yet
+        wait
+            False returns at once; what was handed in is done all the same, before the program ends.
+        cancel_futures
+            True cancels the calls that do not run yet.
 
         Examples
         --------
@@ -217,7 +224,8 @@ class _Calls:
 
     Parameters
     ----------
-    on : ids of the devices that it uses, empty for all
+    on
+        Ids of the devices that it uses, empty for all.
     """
 
     def __init__(self, ctx: Context, owns: bool, on: tuple[str, ...]) -> None:

@@ -70,7 +70,8 @@ class Owner(Protocol):
 
     Attributes
     ----------
-    held : the thread whose callbacks must not wait for the devices, and what holds them until it returns
+    held
+        The thread whose callbacks must not wait for the devices, and what holds them until it returns.
     """
 
     driver: Driver
@@ -109,8 +110,10 @@ class Future(concurrent.futures.Future[R]):
 
     Attributes
     ----------
-    task_id : id of the task, None for a value that was put
-    name : the function's name
+    task_id
+        Id of the task, None for a value that was put.
+    name
+        The function's name.
 
     Notes
     -----
@@ -150,7 +153,8 @@ class Future(concurrent.futures.Future[R]):
 
         Parameters
         ----------
-        timeout : s, None to wait as long as it takes
+        timeout
+            Seconds, None to wait as long as it takes.
 
         Raises
         ------
@@ -448,11 +452,16 @@ class Bound(NamedTuple):
 
     Attributes
     ----------
-    args, kwargs : as given, with an `ItemRef` for each future
-    refs : ids of the items
-    after : ids of those that are results of tasks
-    keep : the futures
-    failed : a future among them that has failed already, else None
+    args, kwargs
+        As given, with an `ItemRef` for each future.
+    refs
+        Ids of the items.
+    after
+        Ids of those that are results of tasks.
+    keep
+        The futures.
+    failed
+        A future among them that has failed already, else None.
     """
 
     args: tuple[Any, ...]
@@ -505,8 +514,10 @@ def bind(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], resolve: C
 
     Parameters
     ----------
-    name : of the function, for messages
-    resolve : gives an `ItemRef`, or the value of a future that belongs to another Context
+    name
+        Of the function, for messages.
+    resolve
+        Gives an `ItemRef`, or the value of a future that belongs to another Context.
 
     Raises
     ------

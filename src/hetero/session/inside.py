@@ -136,7 +136,8 @@ def send(value: object, to: int) -> None:
 
     Parameters
     ----------
-    to : rank of the other member
+    to
+        Rank of the other member.
 
     Raises
     ------
@@ -164,7 +165,8 @@ def recv(from_: int) -> Any:
 
     Parameters
     ----------
-    from_ : rank of the other member
+    from_
+        Rank of the other member.
 
     Raises
     ------
@@ -219,7 +221,8 @@ def worker_state() -> dict[str, Any]:
     >>> import hetero
     >>> def load(weight):
     ...     hetero.tasks.worker_state()["weight"] = weight
-    >>> with hetero.Context(devices="1xcpu", isolation="thread", initializer=load, initargs=(3,)) as ctx:
+    >>> filled = hetero.tasks.ContextOptions(initializer=load, initargs=(3,))
+    >>> with hetero.Context(devices="1xcpu", isolation="thread", options=filled) as ctx:
     ...     ctx.run(lambda x: hetero.tasks.worker_state()["weight"] * x, 2)
     6
     """

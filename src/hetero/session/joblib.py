@@ -41,8 +41,10 @@ def register_joblib(ctx: Context | None = None, name: str = "hetero") -> None:
 
     Parameters
     ----------
-    ctx : the Context; None uses the one that is open when joblib needs it
-    name : for `joblib.parallel_backend` and `joblib.parallel_config`
+    ctx
+        The Context; None uses the one that is open when joblib needs it.
+    name
+        For `joblib.parallel_backend` and `joblib.parallel_config`.
 
     Raises
     ------
@@ -126,11 +128,16 @@ class _Packed(NamedTuple):
 
     Attributes
     ----------
-    body : its pickle
-    shared : the arrays that it has in common with other batches of its loop
-    buffers : its other large buffers
-    writable : whether its calls may write into the shared arrays, of which each batch has its own copy
-    calls : how many calls it makes
+    body
+        Its pickle.
+    shared
+        The arrays that it has in common with other batches of its loop.
+    buffers
+        Its other large buffers.
+    writable
+        Whether its calls may write into the shared arrays, of which each batch has its own copy.
+    calls
+        How many calls it makes.
     """
 
     body: bytes

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from threading import Condition
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from hetero.backends.registry import refuse_unknown
 from hetero.catalog.load import find
@@ -22,15 +22,14 @@ from hetero.catalog.values import DeviceSpec
 from hetero.core.leases import REMEMBERED, LeasePool
 from hetero.core.state import DevicePhase
 from hetero.floor.clock import monotonic_s
-from hetero.floor.errors import BadValueError, DeviceError, NothingFitsError, TaskTimeoutError, did_you_mean
-from hetero.floor.units import parse_bytes, parse_seconds
+from hetero.floor.errors import BadValueError, DeviceError, NothingFitsError, TaskTimeoutError
 from hetero.model.commands import LeaseChanged
 from hetero.model.device import Device, DeviceStatus
 from hetero.model.events import LeaseAsked, LeaseRefused, LeaseReleased, LeaseRenewed
 from hetero.model.leases import Lease as LeaseValue
 from hetero.model.leases import LeasePhase, LeaseRequest
 from hetero.model.tasks import Request
-from hetero.session.requests import flag, text, whole, words
+from hetero.session.lease_options import LeaseOptions, lease_request, shows_lease_options
 from hetero.session.tasks import TaskFunction, as_task
 
 if TYPE_CHECKING:
@@ -51,52 +50,14 @@ __all__ = [
 
 LeaseEvent = LeaseAsked | LeaseRenewed | LeaseRefused | LeaseReleased
 
-_OPTIONS = {
-    "on": "on",
-    "not_on": "not_on",
-    "count": "count",
-    "memory": "memory_bytes",
-    "compute": "compute_frac",
-    "min_cores": "min_cores",
-    "exclusive": "exclusive",
-    "together": "together",
-    "workload": "workload",
-    "apart": "apart",
-    "apart_by": "apart_by",
-    "timeout": "timeout_s",
-    "expires": "lease_s",
-    "priority": "priority",
-}
-_READ: dict[str, Callable[[Any], Any]] = {
-    "on": lambda given: words("on", given),
-    "not_on": lambda given: words("not_on", given),
-    "apart": lambda given: tuple(text("apart", word) for word in ((given,) if isinstance(given, str) else given)),
-    "count": lambda given: whole("count", given, 1),
-    "min_cores": lambda given: whole("min_cores", given, 0),
-    "priority": lambda given: whole("priority", given, None),
-    "exclusive": lambda given: flag("exclusive", given),
-    "workload": lambda given: text("workload", given),
-    "memory": parse_bytes,
-    "timeout": parse_seconds,
-    "expires": parse_seconds,
-}
-
-
-def _request(options: dict[str, Any]) -> LeaseRequest:
-    for name in options:
-        if name not in _OPTIONS:
-            hint = did_you_mean(name, _OPTIONS).removeprefix("; ")
-            raise BadValueError(f"a lease has no option {name!r}", remedy=hint or f"allowed: {', '.join(_OPTIONS)}")
-    read = {name: _READ[name](value) if name in _READ else value for name, value in options.items()}
-    return LeaseRequest(**{_OPTIONS[name]: value for name, value in read.items()})
-
 
 class PooledDevice:
     """A device of a pool: what it is, how it does, and a part of it for oneself.
 
     Attributes
     ----------
-    device : the value behind it
+    device
+        The value behind it.
     """
 
     def __init__(self, pool: LeasingPool, device: Device) -> None:
@@ -138,9 +99,11 @@ class PooledDevice:
         """Return whether no lease holds a part of it."""
         return all(self.id not in lease.devices for lease in self._pool.leases)
 
-    def allocate(self, **options: Any) -> Lease:
+    @shows_lease_options
+    def allocate(self, **options: Unpack[LeaseOptions]) -> Lease:
         """Lease a part of this device, by the options of `Pool.lease`; waits until it is free."""
-        lease = self._pool.lease(**{**options, "on": self.id})
+        options["on"] = self.id
+        lease = self._pool.lease(**options)
         self._own.append(lease)
         return lease
 
@@ -158,7 +121,8 @@ class Lease:
 
     Attributes
     ----------
-    number : in its pool
+    number
+        In its pool.
     """
 
     def __init__(self, pool: LeasingPool, number: int) -> None:
@@ -401,7 +365,8 @@ class LeasingPool:
             raise BadValueError(f"the pool has no device {name!r}", remedy=f"it has: {', '.join(self._devices)}")
         return self._devices[name]
 
-    def ask(self, **options: object) -> Lease:
+    @shows_lease_options
+    def ask(self, **options: Unpack[LeaseOptions]) -> Lease:
         """Ask for a lease without waiting for it; options as for `lease`.
 
         Examples
@@ -412,22 +377,25 @@ class LeasingPool:
         >>> str(first.phase), str(second.phase)
         ('active', 'pending')
         """
-        request = _request(options)
+        request = lease_request(options)
         for option in ("on", "not_on"):
             refuse_unknown(option, getattr(request, option), [each.device for each in self._devices.values()])
         with self._changed:
             return Lease(self, self._backend.ask(request))
 
-    def lease(self, prepare: Callable[[PooledDevice], object] | None = None, **options: object) -> Lease:
+    @shows_lease_options
+    def lease(self, prepare: Callable[[PooledDevice], object] | None = None, **options: Unpack[LeaseOptions]) -> Lease:
         """Lease devices, and wait until all of them are there.
 
         Parameters
         ----------
-        prepare : called for each device; where it raises, the whole lease is rolled back and tried without that device
-        options : `on`, `not_on` words of devices; `count`; `memory` of each, as in '8GB'; `compute`, the share of each
+        prepare
+            Called for each device; where it raises, the whole lease is rolled back and tried without that device.
+        options
+            `on`, `not_on` words of devices; `count`; `memory` of each, as in '8GB'; `compute`, the share of each
             device's time, 1 by default; `min_cores`; `exclusive`; `together`, 'host', 'rack', 'numa', 'pcie', 'nvlink'
             or 'link:KIND'; `workload`, a name; `apart`, names of workloads to keep away from, and `apart_by` 'device'
-            or one of the places; `timeout` of the wait; `expires`, how long it is held without `renew`; `priority`
+            or one of the places; `timeout` of the wait; `expires`, how long it is held without `renew`; `priority`.
 
         Raises
         ------
@@ -535,9 +503,11 @@ class Pool(LeasingPool):
 
     Parameters
     ----------
-    devices : a fleet in one line, as in '1xcpu,4xnull', or devices; default: those of the topology, where it names
-        devices, else those of this host
-    topology : a topology file or what `hetero.cluster.topology` gives, for leases together on a link or at a place
+    devices
+        A fleet in one line, as in '1xcpu,4xnull', or devices; default: those of the topology, where it names devices,
+        else those of this host.
+    topology
+        A topology file or what `hetero.cluster.topology` gives, for leases together on a link or at a place.
 
     Examples
     --------
@@ -608,9 +578,9 @@ class ContextLeases:
         self._context, self._driver = weakref.ref(context), context.driver
         self._pool = LeasingPool(LeaseBackend.of_driver(context.driver))
 
-    def lease(self, options: dict[str, Any]) -> ContextLease:
+    def lease(self, prepare: Callable[[PooledDevice], object] | None, options: LeaseOptions) -> ContextLease:
         """Lease devices of the fleet, and wait for them."""
-        found = self._pool.lease(**options)
+        found = self._pool.lease(prepare, **options)
         return ContextLease(self._pool, found.number, self._context)
 
     def around(self, name: str, signature: str, request: Request) -> Request:

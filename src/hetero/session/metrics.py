@@ -38,7 +38,8 @@ class MetricsServer:
 
     Attributes
     ----------
-    url, port : where
+    url, port
+        Where.
     """
 
     def __init__(self, ctx: Context, address: str, port: int) -> None:
@@ -92,9 +93,12 @@ def metrics_server(ctx: Context, port: int = 0, address: str = "127.0.0.1") -> M
 
     Parameters
     ----------
-    ctx : an open Context; of a training run `trainer.context`
-    port : 0 for any free one
-    address : of the interface that it listens at; other machines can reach it at '0.0.0.0', without a password
+    ctx
+        An open Context; of a training run `trainer.context`.
+    port
+        0 for any free one.
+    address
+        Of the interface that it listens at; other machines can reach it at '0.0.0.0', without a password.
 
     Raises
     ------

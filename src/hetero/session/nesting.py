@@ -79,7 +79,8 @@ class NestedFuture(concurrent.futures.Future[R]):
 
     Attributes
     ----------
-    number : by which the worker knows the task, 0 where it ran at once and has ended
+    number
+        By which the worker knows the task, 0 where it ran at once and has ended.
     """
 
     number = 0
@@ -99,7 +100,8 @@ class _SpreadFuture(NestedFuture):
 
     Attributes
     ----------
-    _task_key, _identity : name what it computes, as those of `hetero.session.futures.Future`
+    _task_key, _identity
+        Name what it computes, as those of `hetero.session.futures.Future`.
 
     Notes
     -----
@@ -282,8 +284,10 @@ class TaskContext:
 
         Parameters
         ----------
-        chunk : as in the program; here each item is a task of its own
-        timeout : s from now within which each result must be there; a task that has begun at once is not stopped
+        chunk
+            As in the program; here each item is a task of its own.
+        timeout
+            Seconds from now within which each result must be there; a task that has begun at once is not stopped.
 
         Raises
         ------

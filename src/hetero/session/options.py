@@ -95,7 +95,13 @@ class ContextOptions:
         refuse_coroutine(self.initializer)
 
     def overlaid(self, **keywords: object) -> ContextOptions:
-        """Return these options with the keywords that were given, which are those that are neither None nor ()."""
+        """Return these options with the keywords that were given, which are those that are neither None nor ().
+
+        Examples
+        --------
+        >>> ContextOptions(engine="local", name="night").overlaid(engine="inline", name=None).name
+        'night'
+        """
         given = {name: value for name, value in keywords.items() if value is not None and value != ()}
         return replace(self, **given) if given else self  # type: ignore[arg-type]
 
@@ -113,6 +119,12 @@ class ContextOptions:
             The fleet, as `hetero.Context` takes it.
         history
             Used where these options leave it open.
+
+        Examples
+        --------
+        >>> with ContextOptions(engine="inline").open("1xcpu") as ctx:
+        ...     ctx.run(abs, -1)
+        1
         """
         from hetero.session.context import Context
 

@@ -37,9 +37,12 @@ class Pressure:
 
     Attributes
     ----------
-    tasks : that are open
-    seconds : s that the fleet needs for them at least, as far as times are known
-    devices : their ids
+    tasks
+        That are open.
+    seconds
+        Seconds that the fleet needs for them at least, as far as times are known.
+    devices
+        Their ids.
 
     Examples
     --------
@@ -63,7 +66,8 @@ class Pressure:
 
         Parameters
         ----------
-        more : number by id, >= 0, as in {'h1/cuda:0': 2}
+        more
+            Number by id, >= 0, as in {'h1/cuda:0': 2}.
 
         Raises
         ------
@@ -165,9 +169,12 @@ def on_pressure(
 
     Parameters
     ----------
-    hook : called from the Context's thread for callbacks, with the pressure; again each time that it is still there
-    above : s that the fleet may need for what is open
-    every : s between two looks
+    hook
+        Called from the Context's thread for callbacks, with the pressure; again each time that it is still there.
+    above
+        Seconds that the fleet may need for what is open.
+    every
+        Seconds between two looks.
 
     Returns
     -------

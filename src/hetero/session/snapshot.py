@@ -42,15 +42,24 @@ class DeviceNow:
 
     Attributes
     ----------
-    id, kind, name : as in `hetero devices`
-    remark : 'throttled to 0.25', 'simulated' or ''
-    phase : starting, ready, lost or gone
-    task, task_s : name of the task that runs, '' for none, and the seconds since it began
-    queued : tasks that were placed here and have not begun
-    finished, busy_s : tasks that were finished here, and the seconds that they took
-    pid : the worker's process id, 0 where it has none of its own
-    cpu_s, held_bytes : processor time and memory of that process so far, None where unknown
-    status : what the device reports of itself
+    id, kind, name
+        As in `hetero devices`.
+    remark
+        'throttled to 0.25', 'simulated' or ''.
+    phase
+        Starting, ready, lost or gone.
+    task, task_s
+        Name of the task that runs, '' for none, and the seconds since it began.
+    queued
+        Tasks that were placed here and have not begun.
+    finished, busy_s
+        Tasks that were finished here, and the seconds that they took.
+    pid
+        The worker's process id, 0 where it has none of its own.
+    cpu_s, held_bytes
+        Processor time and memory of that process so far, None where unknown.
+    status
+        What the device reports of itself.
     """
 
     id: str

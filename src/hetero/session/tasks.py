@@ -33,11 +33,16 @@ class TaskFunction(Generic[P, R]):
 
     Attributes
     ----------
-    source : the function and its implementations
-    request : what it asks of its device
-    surroundings : lays variables and a seed around a call, None for neither
-    name : for people
-    is_plain : True for a function that nobody marked as a task: it gets its arguments as they were given
+    source
+        The function and its implementations.
+    request
+        What it asks of its device.
+    surroundings
+        Lays variables and a seed around a call, None for neither.
+    name
+        For people.
+    is_plain
+        True for a function that nobody marked as a task: it gets its arguments as they were given.
 
     Examples
     --------
@@ -114,7 +119,8 @@ class TaskFunction(Generic[P, R]):
 
         Parameters
         ----------
-        *words : device words (kinds, types, labels); a function or a `hetero.tasks.Kernel` may follow them
+        *words
+            Device words (kinds, types, labels); a function or a `hetero.tasks.Kernel` may follow them.
 
         Examples
         --------
@@ -182,24 +188,40 @@ def task(function: Any = None, /, **options: Any) -> Any:
 
     Parameters
     ----------
-    function : a function, or a `hetero.tasks.Kernel` with `on=` the kind that it is written for
-    on, kinds : word or words of devices that may run it: a kind ('cuda'), a type ('GPU'), an id ('cpu:0')
-    not_on : words of devices that must not run it
-    devices : how many devices it takes together; inside, `rank()` and `world_size()` of `hetero.collectives` tell
-    memory : bytes it needs beyond its arguments, as in '2GB'
-    min_cores : cores that its device must have
-    near, apart : a future or a workload, or (scope, that) with 'device', 'host', 'rack' or 'link:KIND'
-    workload : name of the workload that it belongs to
-    exclusive : True when nothing else may run on its host meanwhile
-    timeout : how long it may run, as in '30s'
-    retries, crashes : how often its own exception, and the death of its worker, is retried
-    priority : higher goes first
-    split, merge : split(*args, **kwargs) gives a list of tuples of arguments, merge(results) the result;
-        used when it does not fit into memory
-    env : environment variables while it runs, None for one that is not set; not in worker threads
-    seed : seeds `random`, NumPy and torch before each call, by this number, the task's name and the number of the
-        call, so that the same program gets the same values wherever its tasks run; not in worker threads
-    name : for people, when the function's own does not serve
+    function
+        A function, or a `hetero.tasks.Kernel` with `on=` the kind that it is written for.
+    on, kinds
+        Word or words of devices that may run it: a kind ('cuda'), a type ('GPU'), an id ('cpu:0').
+    not_on
+        Words of devices that must not run it.
+    devices
+        How many devices it takes together; inside, `rank()` and `world_size()` of `hetero.collectives` tell.
+    memory
+        Bytes it needs beyond its arguments, as in '2GB'.
+    min_cores
+        Cores that its device must have.
+    near, apart
+        A future or a workload, or (scope, that) with 'device', 'host', 'rack' or 'link:KIND'.
+    workload
+        Name of the workload that it belongs to.
+    exclusive
+        True when nothing else may run on its host meanwhile.
+    timeout
+        How long it may run, as in '30s'.
+    retries, crashes
+        How often its own exception, and the death of its worker, is retried.
+    priority
+        Higher goes first.
+    split, merge
+        Split(*args, **kwargs) gives a list of tuples of arguments, merge(results) the result; used when it does not
+        fit into memory.
+    env
+        Environment variables while it runs, None for one that is not set; not in worker threads.
+    seed
+        Seeds `random`, NumPy and torch before each call, by this number, the task's name and the number of the call,
+        so that the same program gets the same values wherever its tasks run; not in worker threads.
+    name
+        For people, when the function's own does not serve.
 
     Raises
     ------

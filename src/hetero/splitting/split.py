@@ -63,17 +63,27 @@ def split(
 
     Parameters
     ----------
-    model : a `torch.nn.Module` that is a chain: an `nn.Sequential`, or one whose forward torch.fx can trace
-    devices : two or more, as `hetero.Context` takes them, or a Context that is open; None for every sound device
-    sample : one micro-batch as the model takes it: a tensor or an array, the samples first
-    loss, optimizer : to train it: a loss as for the Trainer, and a function of parameters that gives an optimizer
-    micro_batches : of a batch, as far as the plan goes; a batch may have any number
-    place : 'auto', or (device, how many layers) of each stage in order
-    slow : emulates devices that are slow at some layers: by device, the share of speed by class of layer, as in
-        {'cpu:1': {'Conv2d': 0.3}}; the device sleeps for the rest of the time
-    seed : of dropout; HETERO_SEED where none is given
-    patience : how long a batch may take beyond 10 times what was predicted, before a stage counts as lost
-    context : how a Context is opened where `devices` is none
+    model
+        A `torch.nn.Module` that is a chain: an `nn.Sequential`, or one whose forward torch.fx can trace.
+    devices
+        Two or more, as `hetero.Context` takes them, or a Context that is open; None for every sound device.
+    sample
+        One micro-batch as the model takes it: a tensor or an array, the samples first.
+    loss, optimizer
+        To train it: a loss as for the Trainer, and a function of parameters that gives an optimizer.
+    micro_batches
+        Of a batch, as far as the plan goes; a batch may have any number.
+    place
+        'auto', or (device, how many layers) of each stage in order.
+    slow
+        Emulates devices that are slow at some layers: by device, the share of speed by class of layer, as in {'cpu:1':
+        {'Conv2d': 0.3}}; the device sleeps for the rest of the time.
+    seed
+        Of dropout; HETERO_SEED where none is given.
+    patience
+        How long a batch may take beyond 10 times what was predicted, before a stage counts as lost.
+    context
+        How a Context is opened where `devices` is none.
 
     Returns
     -------
@@ -155,10 +165,14 @@ class Split:
 
     Attributes
     ----------
-    model : the whole; it has the trained parameters after `gather`
-    layers : what it was cut into
-    context : the Context that the stages run in
-    notes : what is to be known of devices
+    model
+        The whole; it has the trained parameters after `gather`.
+    layers
+        What it was cut into.
+    context
+        The Context that the stages run in.
+    notes
+        What is to be known of devices.
 
     Notes
     -----
@@ -224,7 +238,8 @@ class Split:
 
         Parameters
         ----------
-        inputs : as the sample, any number of samples
+        inputs
+            As the sample, any number of samples.
 
         Returns
         -------
@@ -240,8 +255,10 @@ class Split:
 
         Parameters
         ----------
-        inputs : as the sample, any number of samples
-        targets : as many, as the loss takes them
+        inputs
+            As the sample, any number of samples.
+        targets
+            As many, as the loss takes them.
 
         Returns
         -------

@@ -49,10 +49,14 @@ class Draw:
 
     Attributes
     ----------
-    shuffle : True for a new order every epoch
-    samples : of an epoch, 0 for each sample once
-    replacement : True where a sample may come again before all others came
-    drop_last : True to leave out the last batch of an epoch where it is smaller than the others
+    shuffle
+        True for a new order every epoch.
+    samples
+        Of an epoch, 0 for each sample once.
+    replacement
+        True where a sample may come again before all others came.
+    drop_last
+        True to leave out the last batch of an epoch where it is smaller than the others.
     """
 
     shuffle: bool = True
@@ -67,12 +71,18 @@ class Samples:
 
     Attributes
     ----------
-    arrays : inputs and targets, first dimension the samples; None where a dataset is read
-    dataset : has `len` and `[id]`; None where arrays are read
-    collate : makes a batch of a list of samples, None for torch's own way
-    augment : changes the inputs of one sample whenever it is trained on, None to leave them
-    readers : processes that read ahead for each device, None where that is decided by what reading takes
-    draw : which samples an epoch has
+    arrays
+        Inputs and targets, first dimension the samples; None where a dataset is read.
+    dataset
+        Has `len` and `[id]`; None where arrays are read.
+    collate
+        Makes a batch of a list of samples, None for torch's own way.
+    augment
+        Changes the inputs of one sample whenever it is trained on, None to leave them.
+    readers
+        Processes that read ahead for each device, None where that is decided by what reading takes.
+    draw
+        Which samples an epoch has.
     """
 
     arrays: tuple[Any, ...] | None = None
@@ -159,7 +169,8 @@ def pad_samples(samples: Sequence[tuple[object, object]]) -> tuple[tuple[Any, An
 
     Parameters
     ----------
-    samples : sequences with their steps as the first dimension
+    samples
+        Sequences with their steps as the first dimension.
 
     Returns
     -------
@@ -191,8 +202,10 @@ def order(
 
     Parameters
     ----------
-    drawn : so many ids, where they are not as many as the samples: in whole rounds, and a part of one
-    replacement : True to draw each id from all samples
+    drawn
+        So many ids, where they are not as many as the samples: in whole rounds, and a part of one.
+    replacement
+        True to draw each id from all samples.
 
     Examples
     --------

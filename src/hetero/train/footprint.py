@@ -25,14 +25,22 @@ class StepFootprint:
 
     Attributes
     ----------
-    samples : of the pass
-    parameters : of the model, its buffers included
-    gradients : of what is trained
-    optimizer : its state, and what its step needs for a moment where that is the fullest one
-    activations : what the backward pass keeps
-    temporary : what the backward pass needs for a moment
-    batch : inputs and targets
-    pass_bytes : all of them while the gradients are computed, without the optimizer's step
+    samples
+        Of the pass.
+    parameters
+        Of the model, its buffers included.
+    gradients
+        Of what is trained.
+    optimizer
+        Its state, and what its step needs for a moment where that is the fullest one.
+    activations
+        What the backward pass keeps.
+    temporary
+        What the backward pass needs for a moment.
+    batch
+        Inputs and targets.
+    pass_bytes
+        All of them while the gradients are computed, without the optimizer's step.
 
     Examples
     --------
@@ -79,12 +87,18 @@ def footprint(
 
     Parameters
     ----------
-    model : a `torch.nn.Module`, which may lie on torch's 'meta' device: nothing of it is read but shapes
-    loss, optimizer : as for `hetero.Trainer`
-    batch : (inputs, targets), tensors or arrays, of which only shapes and dtypes are looked at
-    samples : of a pass, where it is not the first dimension of the batch
-    precision : 'fp32', 'bf16' or 'fp16', as for `hetero.Trainer`
-    recompute : as for `hetero.Trainer`
+    model
+        A `torch.nn.Module`, which may lie on torch's 'meta' device: nothing of it is read but shapes.
+    loss, optimizer
+        As for `hetero.Trainer`.
+    batch
+        (inputs, targets), tensors or arrays, of which only shapes and dtypes are looked at.
+    samples
+        Of a pass, where it is not the first dimension of the batch.
+    precision
+        'fp32', 'bf16' or 'fp16', as for `hetero.Trainer`.
+    recompute
+        As for `hetero.Trainer`.
 
     Returns
     -------

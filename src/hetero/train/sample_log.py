@@ -30,10 +30,14 @@ class SampleLog:
 
     Parameters
     ----------
-    folder : of the log, '' for none
-    run : number of the run in this folder
-    device : whose lines these are
-    send : takes the lines to the program, which appends them, where the folder is on another host
+    folder
+        Of the log, '' for none.
+    run
+        Number of the run in this folder.
+    device
+        Whose lines these are.
+    send
+        Takes the lines to the program, which appends them, where the folder is on another host.
     """
 
     def __init__(self, folder: str, run: int, device: str, send: Callable[[bytes], None] | None = None) -> None:
@@ -99,10 +103,14 @@ class LoggedStep(NamedTuple):
 
     Attributes
     ----------
-    step : counted from 1
-    run, generation : the run of a program, and the group within it
-    samples : ids by device
-    applied_s : when the first member had applied it, s since 1970
+    step
+        Counted from 1.
+    run, generation
+        The run of a program, and the group within it.
+    samples
+        Ids by device.
+    applied_s
+        When the first member had applied it, s since 1970.
     """
 
     step: int
@@ -117,9 +125,12 @@ class SampleCheck(NamedTuple):
 
     Attributes
     ----------
-    steps : applied, without those that a later group or run did anew
-    epochs : whole ones
-    samples : how many each device computed
+    steps
+        Applied, without those that a later group or run did anew.
+    epochs
+        Whole ones.
+    samples
+        How many each device computed.
     """
 
     steps: int
@@ -164,7 +175,8 @@ def read_sample_log(folder: str | Path) -> list[LoggedStep]:
 
     Parameters
     ----------
-    folder : what was given to the Trainer as `sample_log`
+    folder
+        What was given to the Trainer as `sample_log`.
 
     Notes
     -----
@@ -183,8 +195,9 @@ def read_sample_log(folder: str | Path) -> list[LoggedStep]:
     >>> model = torch.nn.Linear(1, 1)
     >>> sgd = torch.optim.SGD(model.parameters(), lr=0.01)
     >>> ctx = hetero.Context(devices="1xcpu", isolation="thread", history=False)
-    >>> data = {"data": (x, 2 * x), "global_batch": 4, "sample_log": log}
-    >>> _ = hetero.Trainer(model, torch.nn.MSELoss(), sgd, devices=ctx, **data).fit(1)
+    >>> logged = hetero.train.DataOptions(sample_log=log)
+    >>> given = {"global_batch": 4, "data_options": logged, "devices": ctx}
+    >>> _ = hetero.Trainer(model, torch.nn.MSELoss(), sgd, (x, 2 * x), **given).fit(1)
     >>> ctx.close()
     >>> [(step.step, len(step.samples["cpu:0"])) for step in hetero.train.read_sample_log(log)]
     [(1, 4), (2, 4)]
@@ -206,7 +219,8 @@ def check_sample_log(folder: str | Path) -> SampleCheck:
 
     Parameters
     ----------
-    folder : what was given to the Trainer as `sample_log`
+    folder
+        What was given to the Trainer as `sample_log`.
 
     Raises
     ------
@@ -220,8 +234,9 @@ def check_sample_log(folder: str | Path) -> SampleCheck:
     >>> model = torch.nn.Linear(1, 1)
     >>> sgd = torch.optim.SGD(model.parameters(), lr=0.01)
     >>> ctx = hetero.Context(devices="1xcpu", isolation="thread", history=False)
-    >>> data = {"data": (x, 2 * x), "global_batch": 4, "sample_log": log}
-    >>> _ = hetero.Trainer(model, torch.nn.MSELoss(), sgd, devices=ctx, **data).fit(1)
+    >>> logged = hetero.train.DataOptions(sample_log=log)
+    >>> given = {"global_batch": 4, "data_options": logged, "devices": ctx}
+    >>> _ = hetero.Trainer(model, torch.nn.MSELoss(), sgd, (x, 2 * x), **given).fit(1)
     >>> ctx.close()
     >>> hetero.train.check_sample_log(log)
     SampleCheck(steps=2, epochs=1, samples={'cpu:0': 8})

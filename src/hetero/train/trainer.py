@@ -74,18 +74,29 @@ class Trainer:
 
     Parameters
     ----------
-    model : a `torch.nn.Module`; it has the trained parameters after `fit`
-    loss : a loss of torch's, or a function of (outputs, targets) that gives one loss a sample
-    optimizer : an optimizer of the model's parameters, or a function that makes one of them
-    data : (inputs, targets), a dataset with len() and [i], or a DataLoader of one
-    global_batch : samples of a step over all devices, where `options` is not given
-    devices : the fleet, as `hetero.Context` takes it, or a Context that is open; every sound device that torch
-        knows where none is named
-    options : how steps are computed: the global batch, shares, precision, the order of samples, how gradients travel
-    data_options : how samples are read: their cost, augmentation, reading ahead, the log of them
-    checkpoint : folder of the run's checkpoints, or that with how often and how many; None for none
-    callbacks : functions of an `EpochReport`; one that gives True ends the training
-    context : how a Context is opened where `devices` is none
+    model
+        A `torch.nn.Module`; it has the trained parameters after `fit`.
+    loss
+        A loss of torch's, or a function of (outputs, targets) that gives one loss a sample.
+    optimizer
+        An optimizer of the model's parameters, or a function that makes one of them.
+    data
+        (inputs, targets), a dataset with len() and [i], or a DataLoader of one.
+    global_batch
+        Samples of a step over all devices, where `options` is not given.
+    devices
+        The fleet, as `hetero.Context` takes it, or a Context that is open; every sound device that torch knows where
+        none is named.
+    options
+        How steps are computed: the global batch, shares, precision, the order of samples, how gradients travel.
+    data_options
+        How samples are read: their cost, augmentation, reading ahead, the log of them.
+    checkpoint
+        Folder of the run's checkpoints, or that with how often and how many; None for none.
+    callbacks
+        Functions of an `EpochReport`; one that gives True ends the training.
+    context
+        How a Context is opened where `devices` is none.
 
     Raises
     ------
@@ -205,8 +216,10 @@ class Trainer:
 
         Parameters
         ----------
-        facts : words kept beside them, for `hetero infer` and for people
-        trained_only : True to leave out what is not trained; so it is with adapters of `peft` where nothing is said
+        facts
+            Words kept beside them, for `hetero infer` and for people.
+        trained_only
+            True to leave out what is not trained; so it is with adapters of `peft` where nothing is said.
 
         Examples
         --------
@@ -250,7 +263,7 @@ class Trainer:
         >>> sgd = torch.optim.SGD(model.parameters(), lr=0.01)
         >>> folder = tempfile.mkdtemp()
         >>> ctx = hetero.Context(devices="1xcpu", isolation="thread", history=False)
-        >>> given = {"global_batch": 4, "devices": ctx, "checkpoint": folder}
+        >>> given = {"global_batch": 4, "devices": ctx, "checkpoint": hetero.train.CheckpointOptions(folder)}
         >>> trainer = hetero.Trainer(model, torch.nn.MSELoss(), sgd, (x, 2 * x), **given)
         >>> trainer.resume()  # there is no checkpoint yet
         0
@@ -309,9 +322,12 @@ class Trainer:
 
         Parameters
         ----------
-        epochs : ≥ 0
-        test : data as for the Trainer, that every epoch ends with a test on
-        listener : hears of steps, epochs and what becomes of devices
+        epochs
+            ≥ 0.
+        test
+            Data as for the Trainer, that every epoch ends with a test on.
+        listener
+            Hears of steps, epochs and what becomes of devices.
 
         Returns
         -------
@@ -370,7 +386,8 @@ class Trainer:
 
         Parameters
         ----------
-        data : inputs and targets as for the Trainer
+        data
+            Inputs and targets as for the Trainer.
 
         Examples
         --------
@@ -398,7 +415,8 @@ class Trainer:
 
         Parameters
         ----------
-        data : inputs as an array or tensor, or whatever the Trainer takes, whose targets are not looked at
+        data
+            Inputs as an array or tensor, or whatever the Trainer takes, whose targets are not looked at.
 
         Returns
         -------

@@ -155,7 +155,13 @@ class TrainOptions:
             )
 
     def cuts(self, devices: int) -> bool:
-        """Return whether a step is computed in several passes over so many devices."""
+        """Return whether a step is computed in several passes over so many devices.
+
+        Examples
+        --------
+        >>> TrainOptions(128).cuts(1), TrainOptions(128).cuts(2)
+        (False, True)
+        """
         return devices > 1 or self.accumulate > 1 or self.micro_batch > 0 or self.exact == "bitwise"
 
     @property
@@ -270,15 +276,24 @@ class EpochReport:
 
     Attributes
     ----------
-    epoch : counted from 1
-    step : steps done since the start of training
-    loss : mean over the epoch's samples
-    accuracy : share of right answers in training, None where targets are no classes
-    seconds : s of its training steps
-    samples_per_s : samples/s
-    shares : samples of the last whole step by device; 0 for one that is left out
-    speeds : samples/s that each device would reach alone with the whole batch
-    test_loss, test_accuracy : on the data that `fit` was given to test on, None without
+    epoch
+        Counted from 1.
+    step
+        Steps done since the start of training.
+    loss
+        Mean over the epoch's samples.
+    accuracy
+        Share of right answers in training, None where targets are no classes.
+    seconds
+        Seconds of its training steps.
+    samples_per_s
+        Samples/s.
+    shares
+        Samples of the last whole step by device; 0 for one that is left out.
+    speeds
+        Samples/s that each device would reach alone with the whole batch.
+    test_loss, test_accuracy
+        On the data that `fit` was given to test on, None without.
     """
 
     epoch: int
@@ -308,9 +323,12 @@ class Evaluation:
 
     Attributes
     ----------
-    samples : how many were tested
-    loss : mean
-    accuracy : share of right answers, None where targets are no classes
+    samples
+        How many were tested.
+    loss
+        Mean.
+    accuracy
+        Share of right answers, None where targets are no classes.
     """
 
     samples: int
@@ -324,10 +342,14 @@ class Totals:
 
     Attributes
     ----------
-    samples, weight, loss, right, classes : counts and sums over the samples
-    seconds : s of the steps
-    steps : how many there were
-    speeds : by device, the sum over the steps of what it would reach alone, samples/s
+    samples, weight, loss, right, classes
+        Counts and sums over the samples.
+    seconds
+        Seconds of the steps.
+    steps
+        How many there were.
+    speeds
+        By device, the sum over the steps of what it would reach alone, samples/s.
     """
 
     samples: float = 0.0

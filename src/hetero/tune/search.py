@@ -42,7 +42,8 @@ class RunningTrial(NamedTuple):
 
     Attributes
     ----------
-    elapsed_s : s since it was handed in
+    elapsed_s
+        Seconds since it was handed in.
     """
 
     number: int
@@ -157,19 +158,30 @@ def search(
 
     Parameters
     ----------
-    objective : takes a trial, whose values are `trial["name"]`, and gives a number; it may tell values of before its
-        end with `trial.report(step, value)`, which ends a bad trial
-    space : ranges by name: {"log": [a, b]}, {"linear": [a, b]}, {"whole": [a, b]} or {"choice": [a, b, …]}; a grid
-        takes `points` of the first two
-    trials : how many in all; 20 where none is given, and every point of a grid
-    sampler : 'tpe', 'random' or 'grid'
-    pruner : 'median', 'hyperband' or 'none'
-    goal : 'minimise' or 'maximise'
-    storage : SQLite file of the trials, from which the same call goes on after a kill; None keeps none
-    seed : of the sampler; HETERO_SEED where none is given
-    devices : the fleet, as `hetero.Context` takes it, or a Context that is open
-    context : how a Context is opened where `devices` is none
-    listener : hears of trials
+    objective
+        Takes a trial, whose values are `trial["name"]`, and gives a number; it may tell values of before its end with
+        `trial.report(step, value)`, which ends a bad trial.
+    space
+        Ranges by name: {"log": [a, b]}, {"linear": [a, b]}, {"whole": [a, b]} or {"choice": [a, b, …]}; a grid takes
+        `points` of the first two.
+    trials
+        How many in all; 20 where none is given, and every point of a grid.
+    sampler
+        'tpe', 'random' or 'grid'.
+    pruner
+        'median', 'hyperband' or 'none'.
+    goal
+        'minimise' or 'maximise'.
+    storage
+        SQLite file of the trials, from which the same call goes on after a kill; None keeps none.
+    seed
+        Of the sampler; HETERO_SEED where none is given.
+    devices
+        The fleet, as `hetero.Context` takes it, or a Context that is open.
+    context
+        How a Context is opened where `devices` is none.
+    listener
+        Hears of trials.
 
     Raises
     ------
@@ -221,9 +233,12 @@ def run_search(
 
     Parameters
     ----------
-    path : file of the study, None to keep none
-    devices, context : the fleet and how it is opened, or a Context that is open
-    fits : tells whether a device can run the objective
+    path
+        File of the study, None to keep none.
+    devices, context
+        The fleet and how it is opened, or a Context that is open.
+    fits
+        Tells whether a device can run the objective.
     """
     _need_optuna()
     begun_s = clock.monotonic_s()

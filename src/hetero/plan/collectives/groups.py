@@ -41,10 +41,14 @@ class Terms:
 
     Attributes
     ----------
-    include, exclude : ids of devices
-    within : a scope that all devices of the group share, '' for any
-    spread : a scope of which no two devices of the group share one, '' for any
-    near, apart : (device, scope): every device of the group shares it with that device, or does not
+    include, exclude
+        Ids of devices.
+    within
+        A scope that all devices of the group share, '' for any.
+    spread
+        A scope of which no two devices of the group share one, '' for any.
+    near, apart
+        (device, scope): every device of the group shares it with that device, or does not.
     """
 
     include: tuple[str, ...] = ()
@@ -61,11 +65,16 @@ class DeviceGroup:
 
     Attributes
     ----------
-    devices : ids, in the order of the ring where it is one
-    bytes_per_s : of the slowest connection that the collective uses
-    mean_bytes_per_s : between two of them, over all pairs: what decides between equals
-    collective : its name
-    exact : True where every group was looked at
+    devices
+        Ids, in the order of the ring where it is one.
+    bytes_per_s
+        Of the slowest connection that the collective uses.
+    mean_bytes_per_s
+        Between two of them, over all pairs: what decides between equals.
+    collective
+        Its name.
+    exact
+        True where every group was looked at.
     """
 
     devices: tuple[str, ...]
@@ -105,9 +114,12 @@ def best_group(fabric: Fabric, count: int, collective: str = "all_reduce", terms
 
     Parameters
     ----------
-    count : devices of the group, > 0
-    collective : one of `COLLECTIVES`
-    terms : who must be together and who apart
+    count
+        Devices of the group, > 0.
+    collective
+        One of `COLLECTIVES`.
+    terms
+        Who must be together and who apart.
 
     Raises
     ------

@@ -90,10 +90,14 @@ class TrainingTime:
 
     Attributes
     ----------
-    total_s : all steps
-    alone_s : on the fastest node alone
-    steps : how many
-    plan : the share of each node, the seconds of a step, and why a node is left out
+    total_s
+        All steps.
+    alone_s
+        On the fastest node alone.
+    steps
+        How many.
+    plan
+        The share of each node, the seconds of a step, and why a node is left out.
     """
 
     total_s: float
@@ -126,11 +130,16 @@ def training_time(
 
     Parameters
     ----------
-    samples : of one epoch
-    samples_per_s : of each node, alone
-    batch : samples of a step over all nodes
-    exchanged_bytes : of the gradients, exchanged at each step by a ring
-    link_bytes_per_s : between nodes, one direction
+    samples
+        Of one epoch.
+    samples_per_s
+        Of each node, alone.
+    batch
+        Samples of a step over all nodes.
+    exchanged_bytes
+        Of the gradients, exchanged at each step by a ring.
+    link_bytes_per_s
+        Between nodes, one direction.
 
     Notes
     -----

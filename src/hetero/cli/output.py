@@ -80,7 +80,7 @@ def fitted(table: Table, out: Console, *spare: str) -> Table:
 
 
 def closed_pipe() -> ExitCode:
-    """Give up standard output, which nobody reads any more; return what the command exits with."""
+    """Abandon standard output, which nobody reads any more; return what the command exits with."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -84,7 +84,7 @@ def lease_request(options: LeaseOptions) -> LeaseRequest:
 
 
 def shows_lease_options(function: F) -> F:
-    """Give a function that takes `**options: Unpack[LeaseOptions]` the signature that says which they are.
+    """Show in the signature of a function that takes `**options: Unpack[LeaseOptions]` which they are.
 
     Type checkers read that annotation; `inspect.signature`, help and notebooks read `__signature__`.
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
 import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 import hetero.testing
+from tests.docs.markdown import blocks
 from tests.needs import PROJECT
 
+SOURCE = PROJECT / "src" / "hetero"
+LIVES = ("life-of-a-task.md", "life-of-a-training-step.md")
 TEXT = (PROJECT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 ROOMS = re.findall(r"^\| `(\w+)/` \|", TEXT, re.M)
 
@@ -51,3 +59,80 @@ def test_every_file_of_the_engines_is_told_of() -> None:
     engines = PROJECT / "src" / "hetero" / "engines"
     files = {path.relative_to(engines).as_posix() for path in engines.rglob("*.py") if path.name != "__init__.py"}
     assert sorted(files - {"base.py"} - set(re.findall(r"`engines/([\w/]+\.py)`", section))) == []
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """Yield the modules that a file imports when it runs, at its top or inside a function."""
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def _import_graph() -> dict[str, set[str]]:
+    """Return the packages that each package imports."""
+    graph: dict[str, set[str]] = {path.parent.name: set() for path in SOURCE.glob("*/__init__.py")}
+    for package, others in graph.items():
+        for path in (SOURCE / package).rglob("*.py"):
+            names = (name.split(".") for name in _imported(ast.parse(path.read_text(encoding="utf-8"))))
+            others |= {parts[1] for parts in names if parts[0] == "hetero" and len(parts) > 1}
+        others &= graph.keys() - {package}
+    return graph
+
+
+def _arrows(graph: dict[str, set[str]]) -> list[str]:
+    """Return the imports that do not follow from others, from the upper package to the lower."""
+
+    def below(package: str) -> set[str]:
+        return graph[package].union(*map(below, graph[package]))
+
+    return [
+        f"{package} --> {other}"
+        for package in ROOMS
+        for other in sorted(graph[package])
+        if not any(other in below(between) for between in graph[package] - {other})
+    ]
+
+
+def test_the_diagram_of_packages_is_the_graph_of_imports() -> None:
+    drawn = next(block.text for block in blocks(PROJECT / "ARCHITECTURE.md") if block.mark == "imports")
+    expected = "flowchart TD\n" + "".join(f"    {arrow}\n" for arrow in _arrows(_import_graph()))
+    assert drawn == expected, f"the diagram of ARCHITECTURE.md should be:\n{expected}"
+
+
+def _defined(path: Path) -> set[str]:
+    """Return the names of the functions and classes of a file, methods as 'Class.method'."""
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            methods = (inner.name for inner in node.body if isinstance(inner, ast.FunctionDef))
+            found |= {node.name, *(f"{node.name}.{name}" for name in methods)}
+        elif isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+    return found
+
+
+@pytest.mark.parametrize("page", LIVES)
+def test_every_file_and_function_of_a_life_exists(page: str) -> None:
+    text = (PROJECT / "docs" / page).read_text(encoding="utf-8")
+    rows = [line.split("|") for line in text.splitlines() if re.match(r"\| \w+ \| `", line)]
+    assert len(rows) > 15
+    files = set(re.findall(r"`(\w+/[\w/]+\.py)`", text))
+    assert sorted(path for path in files if not (SOURCE / path).is_file()) == []
+    everything = set().union(*(_defined(SOURCE / path) for path in files))
+    assert sorted(name for row in rows for name in re.findall(r"`([\w.]+)`", row[3]) if name not in everything) == []
+    prose = "\n".join(line for line in text.splitlines() if not line.startswith("|"))
+    assert sorted(name for name in re.findall(r"`(_?[A-Z]\w+\._?\w+)`", prose) if name not in everything) == []
+
+
+def test_the_pages_of_lives_are_linked_from_the_plan() -> None:
+    assert all(f"docs/{page}" in TEXT for page in LIVES)

@@ -23,9 +23,16 @@ from hetero.drive.trace_read import read_trace
 from hetero.floor.errors import TaskTimeoutError
 from hetero.model.commands import Commit, Run
 from hetero.model.events import TaskFinished, TaskSubmitted
+from hetero.session.options import ContextOptions
+from tests.needs import PROJECT
 
 CALLS = 40
 """Calls of Python that handing in a lone small task and waiting for it may take in the thread that does."""
+
+FILES = 25
+"""Files of hetero that a warm small task may go through, in the program and in its worker process together."""
+
+LIFE = PROJECT / "docs" / "life-of-a-task.md"
 
 
 def nop() -> None:
@@ -95,6 +102,59 @@ def test_a_lone_small_task_takes_few_calls() -> None:
         for _ in range(300):
             ctx.submit(nop).result(60)
         assert statistics.median(calls_of(lambda: ctx.submit(nop).result()) for _ in range(60)) <= CALLS
+
+
+def profile_into(files: list[str]) -> Callable[[FrameType, str, object], None]:
+    """Return a profiler that notes the files of hetero whose functions are called."""
+    root = str(Path(hetero.__file__).parent) + os.sep
+
+    def seen(frame: FrameType, event: str, arg: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(root):
+            files.append(frame.f_code.co_filename.removeprefix(root))
+
+    return seen
+
+
+def profile_worker() -> None:
+    files = hetero.tasks.worker_state()["files"] = []
+    sys.setprofile(profile_into(files))
+
+
+def files_of_the_worker() -> list[str]:
+    seen: list[str] = list(hetero.tasks.worker_state()["files"])
+    hetero.tasks.worker_state()["files"].clear()
+    return seen
+
+
+def test_a_warm_task_goes_through_few_files_all_of_them_on_its_page() -> None:
+    """The median of 40 tasks: now and then one meets the core's look at its estimates."""
+    mine: list[str] = []
+    found = []
+    profile = profile_into(mine)
+    threading.setprofile(profile)
+    try:
+        options = ContextOptions(initializer=profile_worker)
+        with hetero.Context(devices="1xcpu", isolation="process", history=False, options=options) as ctx:
+            for _ in range(100):
+                ctx.submit(nop).result(60)
+            ctx.submit(files_of_the_worker).result(60)
+            for _ in range(40):
+                ctx.submit(nop).result(60)
+            asking = {"session/inside.py"}
+            theirs = set(ctx.submit(files_of_the_worker).result(60)) - asking
+            for _ in range(40):
+                mine.clear()
+                sys.setprofile(profile)
+                ctx.submit(nop).result()
+                sys.setprofile(None)
+                found.append(frozenset(mine) | theirs)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    usual = max(set(found), key=found.count)
+    assert theirs
+    assert len(usual) <= FILES, sorted(usual)
+    assert sorted(file for file in usual if f"`{file}`" not in LIFE.read_text(encoding="utf-8")) == []
 
 
 def test_the_core_hears_of_every_lone_task(ctx: hetero.Context) -> None:

@@ -121,7 +121,7 @@ def profile_worker() -> None:
 
 
 def files_of_the_worker() -> list[str]:
-    seen: list[str] = list(hetero.tasks.worker_state()["files"])
+    seen = sorted(set(hetero.tasks.worker_state()["files"]))
     hetero.tasks.worker_state()["files"].clear()
     return seen
 

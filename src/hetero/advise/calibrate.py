@@ -198,7 +198,7 @@ class Decoder:
             x = x + (functional.silu(normed @ layer["gate"].T) * (normed @ layer["up"].T)) @ layer["down"].T
         return functional.rms_norm(x[-1:], (spec.hidden,)) @ self.head.T
 
-    def prompt(self, tokens: int) -> Callable[[], Any]:
+    def prompt(self, tokens: int) -> Callable[[], object]:
         """Return the call that reads a prompt of so many tokens."""
         import torch
 

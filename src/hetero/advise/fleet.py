@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetero.advise.prices import Paid, own_price
 from hetero.backends.registry import kinds
@@ -412,7 +412,7 @@ def _kept(rows: Sequence[tuple[Kind, object]], holdings: Iterable[HeldDevices] =
     """Return kinds whose devices one pool keeps; rows that are alike in all but their place become one."""
     from hetero.model.topology import Topology
 
-    alike: dict[tuple[Any, ...], list[tuple[Kind, Any]]] = {}
+    alike: dict[tuple[object, ...], list[tuple[Kind, object]]] = {}
     for kind, row in rows:
         alike.setdefault((kind.spec.name, kind.spec.link_bytes_per_s, kind.price), []).append((kind, row))
     wanted = [one for sort, members in enumerate(alike.values()) for one in _wanted(str(sort), members)]

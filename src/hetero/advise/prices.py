@@ -211,7 +211,7 @@ def live_prices(devices: Sequence[DeviceSpec]) -> tuple[dict[str, Paid], str]:
     return found, note
 
 
-def _asked(gpuhunt: Any) -> tuple[list[Any], str]:
+def _asked(gpuhunt: Any) -> tuple[list[object], str]:
     """Return the offers of the providers that could be read, and what to say of the others."""
     try:
         with _quiet():

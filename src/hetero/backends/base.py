@@ -467,12 +467,12 @@ class Backend(ABC):
     def _is_out_of_memory(self, error: BaseException) -> bool:
         return False
 
-    def _product(self, n: int) -> Callable[[], Any]:
+    def _product(self, n: int) -> Callable[[], object]:
         """Return a call that multiplies two n x n float32 matrices; here by `@` of the device's arrays."""
         matrix = self._copy_in(np.ones((n, n), np.float32))
         return lambda: self._run(operator.matmul, (matrix, matrix), {})
 
-    def _stream(self, nbytes: int) -> Callable[[], Any]:
+    def _stream(self, nbytes: int) -> Callable[[], object]:
         """Return a call that reads and writes this many bytes on the device; here by `+` of the device's arrays."""
         vector = self._copy_in(np.ones(nbytes // 4, np.float32))
         return lambda: self._run(operator.add, (vector, 1.0), {})

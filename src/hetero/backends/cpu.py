@@ -187,10 +187,10 @@ class CpuBackend(Backend):
     def _synchronize(self) -> None:
         pass
 
-    def _product(self, n: int) -> Callable[[], Any]:
+    def _product(self, n: int) -> Callable[[], object]:
         one, out = np.ones((n, n), np.float32), np.empty((n, n), np.float32)
         return lambda: np.matmul(one, one, out=out)
 
-    def _stream(self, nbytes: int) -> Callable[[], Any]:
+    def _stream(self, nbytes: int) -> Callable[[], object]:
         src, dst = np.ones(nbytes, np.uint8), np.empty(nbytes, np.uint8)
         return lambda: np.copyto(dst, src)

@@ -141,12 +141,12 @@ class JaxBackend(Backend):
     def _is_out_of_memory(self, error: BaseException) -> bool:
         return type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and "RESOURCE_EXHAUSTED" in str(error)
 
-    def _product(self, n: int) -> Callable[[], Any]:
+    def _product(self, n: int) -> Callable[[], object]:
         one = self._copy_in(np.ones((n, n), np.float32))
         multiply = self._jax.jit(lambda matrix: matrix @ matrix)
         return lambda: multiply(one).block_until_ready()
 
-    def _stream(self, nbytes: int) -> Callable[[], Any]:
+    def _stream(self, nbytes: int) -> Callable[[], object]:
         src = self._copy_in(np.ones(nbytes // 4, np.float32))
         add = self._jax.jit(lambda vector: vector + 1)
         return lambda: add(src).block_until_ready()

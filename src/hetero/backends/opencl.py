@@ -87,7 +87,7 @@ class OpenclBackend(Backend):
         self._queue = self._cl.CommandQueue(self._context)
         self._budget = ByteBudget(self.device.id, self.device.memory_limit_bytes)
         self._programs: dict[str, Any] = {}
-        self._kernels: dict[tuple[str, str], Any] = {}
+        self._kernels: dict[tuple[str, str], object] = {}
         self.is_open = True
         try:
             got = self.copy_out(self.run(_TINY, (np.arange(4, dtype=np.float32),)))
@@ -201,7 +201,7 @@ class OpenclBackend(Backend):
         words = ("MEM_OBJECT_ALLOCATION_FAILURE", "OUT_OF_RESOURCES", "OUT_OF_HOST_MEMORY", "INVALID_BUFFER_SIZE")
         return type(error).__module__.startswith("pyopencl") and any(word in str(error) for word in words)
 
-    def _product(self, n: int) -> Callable[[], Any]:
+    def _product(self, n: int) -> Callable[[], object]:
         kernel = Kernel(
             _PRODUCT,
             "product",
@@ -212,7 +212,7 @@ class OpenclBackend(Backend):
         one = self.copy_in(np.ones((n, n), np.float32))
         return lambda: self.run(kernel, (one, n))
 
-    def _stream(self, nbytes: int) -> Callable[[], Any]:
+    def _stream(self, nbytes: int) -> Callable[[], object]:
         src, dst = self.alloc((nbytes,), np.uint8), self.alloc((nbytes,), np.uint8)
         return lambda: self._cl.enqueue_copy(self._queue, dst.handle, src.handle)
 

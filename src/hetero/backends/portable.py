@@ -26,7 +26,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-def device_to(device: Device) -> dict[str, Any]:
+def device_to(device: Device) -> dict[str, object]:
     """Return a device as plain values.
 
     Examples
@@ -54,7 +54,7 @@ def device_from(plain: Mapping[str, Any]) -> Device:
     return Device(**given)
 
 
-def found_to(found: Found) -> dict[str, Any]:
+def found_to(found: Found) -> dict[str, object]:
     """Return a finding as plain values."""
     return found._asdict() | {"device": None if found.device is None else device_to(found.device)}
 

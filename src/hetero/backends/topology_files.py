@@ -173,7 +173,7 @@ def from_document(document: object, where: str) -> Fabric:
         raise GraphError(f"{where}: {error.problem}", remedy=error.remedy) from error
 
 
-def _rows(document: Mapping[str, object], key: str, where: str) -> list[Any]:
+def _rows(document: Mapping[str, object], key: str, where: str) -> list[object]:
     rows = document.get(key, [])
     if not isinstance(rows, list):
         raise GraphError(f"{where}: {key} is {shown(rows)}", remedy="write a list")
@@ -242,7 +242,7 @@ def _wire(row: Any, place: str, where: str, ids: set[str]) -> Wire:
     return Wire(row["from"], row["to"], kind, rate, latency_s, origin)
 
 
-def as_document(fabric: Fabric) -> dict[str, Any]:
+def as_document(fabric: Fabric) -> dict[str, object]:
     """Return a fabric as a hetero-topology/1 document, which reads back as the same."""
     parts = []
     for part in fabric.parts:

@@ -171,12 +171,12 @@ class TorchBackend(Backend):
     def _is_out_of_memory(self, error: BaseException) -> bool:
         return is_out_of_memory(error)
 
-    def _product(self, n: int) -> Callable[[], Any]:
+    def _product(self, n: int) -> Callable[[], object]:
         one = self._torch.ones((n, n), device=self._place)
         out = self._torch.empty_like(one)
         return lambda: self._torch.matmul(one, one, out=out)
 
-    def _stream(self, nbytes: int) -> Callable[[], Any]:
+    def _stream(self, nbytes: int) -> Callable[[], object]:
         src = self._torch.ones(nbytes // 4, device=self._place)
         dst = self._torch.empty_like(src)
         return lambda: dst.copy_(src)

@@ -115,7 +115,7 @@ class MergeSink(Sink):
     def __init__(self, merge: Merge, folder: Path | None) -> None:
         self._merge = merge
         self._folder = folder
-        self._states: dict[int, Any] = {}
+        self._states: dict[int, object] = {}
         self._bad: list[BadRecord] = []
 
     @property

@@ -197,7 +197,7 @@ class OnnxModel:
         assert self._chooser is not None, "a worker sets it up"
         return self._chooser(batch, count(batch))
 
-    def _session(self, device: Device, data: bytes) -> Callable[[Any], Any]:
+    def _session(self, device: Device, data: bytes) -> Callable[[Any], object]:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()

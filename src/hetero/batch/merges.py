@@ -99,7 +99,7 @@ class Fold(Merge):
             total = self._pair(total, state[node])
         return None if total is None else total[0]
 
-    def _pair(self, left: tuple[object] | None, right: tuple[object] | None) -> tuple[Any] | None:
+    def _pair(self, left: tuple[object] | None, right: tuple[object] | None) -> tuple[object] | None:
         if left is None or right is None:
             return right if left is None else left
         return (self.function(left[0], right[0]),)

@@ -123,7 +123,7 @@ class BatchRun:
         self.ctx, self.request, self.committer, self.source = ctx, request, setup.committer, setup.source
         self.planner = BatchPlanner(setup.sizes)
         self.statistics = {device.id: DeviceStatistics(device) for device in devices}
-        self._works: dict[tuple[int, int], Any] = {(0, 0): ctx.put(work)}
+        self._works: dict[tuple[int, int], object] = {(0, 0): ctx.put(work)}
         self.part_items = setup.part_items
         self._tasks = {
             device.id: judged_by_caller(

@@ -70,7 +70,7 @@ class SequenceSource(Source):
         for place in range(begin, len(self._records), _PIECE):
             yield Piece(self._run(place, min(place + _PIECE, len(self._records))), "items", place)
 
-    def _run(self, begin: int, end: int) -> list[Any]:
+    def _run(self, begin: int, end: int) -> list[object]:
         if isinstance(self._records, Sequence):
             return list(self._records[begin:end])
         return [self._records[place] for place in range(begin, end)]
@@ -188,7 +188,7 @@ class GeneratorSource(Source):
         self._make = itertools.chain(found, self._make)
         return Piece(found, "items", 0) if found else None
 
-    def _fresh(self) -> Iterator[Any]:
+    def _fresh(self) -> Iterator[object]:
         if callable(self._make):
             return iter(self._make())
         records = iter(self._make)
@@ -286,7 +286,7 @@ class ReaderSource(Source):
 
     def __init__(self, reader: Any) -> None:
         self._reader = reader
-        self._first: list[Any] = []
+        self._first: list[object] = []
         self._spent = False
 
     @property

@@ -73,7 +73,7 @@ class StageChain:
 
     def __init__(self, parts: Sequence[Prepared]) -> None:
         self._parts = parts
-        self._ready: list[Callable[[Any], Any]] = []
+        self._ready: list[Callable[[Any], object]] = []
 
     @property
     def computed_in(self) -> str:

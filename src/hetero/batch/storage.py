@@ -142,7 +142,7 @@ def read_blob(path: str, storage: Storage = ()) -> bytes:
         return bytes(store.get(key).bytes())
 
 
-def arrow_files(path: str, storage: Storage = ()) -> tuple[Any, str]:
+def arrow_files(path: str, storage: Storage = ()) -> tuple[object, str]:
     """Return the file system that Arrow reads a file through, and the file's name in it."""
     from pyarrow import fs
 
@@ -231,7 +231,7 @@ def _store(scheme: str, place: str, storage: Storage) -> Any:
         ) from error
 
 
-def _options(scheme: str, storage: Storage) -> dict[str, Any]:
+def _options(scheme: str, storage: Storage) -> dict[str, object]:
     """Return what obstore wants; plain HTTP is allowed where the user wrote it."""
     if scheme in _WEB:
         return {"client_options": {"allow_http": True}}

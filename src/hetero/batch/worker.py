@@ -80,7 +80,7 @@ class Done(NamedTuple):
     computed_in: str = ""
 
 
-_kept: dict[str, dict[str, tuple[BatchProgram, Callable[[Any], Any]]]] = {}
+_kept: dict[str, dict[str, tuple[BatchProgram, Callable[[Any], object]]]] = {}
 _neighbours = OtherUsers()
 _FLOATS = ("halffloat", "float", "double")
 

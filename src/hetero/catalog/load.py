@@ -215,7 +215,7 @@ def find_model(name: str) -> ModelSpec:
     return replace(models()[chosen], name=chosen)
 
 
-def completeness() -> dict[str, Any]:
+def completeness() -> dict[str, object]:
     """Count the cells that the devices' rows have, and those that are empty.
 
     Returns

@@ -37,7 +37,7 @@ def calibrate(
         print_json(said)
 
 
-def _tables(paths: Sequence[Path], quiet: bool) -> dict[str, Any]:
+def _tables(paths: Sequence[Path], quiet: bool) -> dict[str, object]:
     from hetero.advise.calibration import keep_table
 
     said: dict[str, Any] = {}
@@ -51,7 +51,7 @@ def _tables(paths: Sequence[Path], quiet: bool) -> dict[str, Any]:
     return said
 
 
-def _here(exchange: bool, quiet: bool) -> dict[str, Any]:
+def _here(exchange: bool, quiet: bool) -> dict[str, object]:
     from dataclasses import asdict
 
     from hetero.advise.calibrate import measure_device, measure_exchange, targets

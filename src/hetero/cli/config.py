@@ -35,7 +35,7 @@ def check(
     print_json({"valid": True, "configuration": checked}) if json else say(_as_yaml(checked), end="")
 
 
-def _checked(file: Path, set_: list[str], here: bool) -> dict[str, Any]:
+def _checked(file: Path, set_: list[str], here: bool) -> dict[str, object]:
     from hetero.session.config import parse, read_file
     from hetero.session.config_here import find_devices
     from hetero.session.config_yaml import lay_over

@@ -160,7 +160,7 @@ class _Imported(MutableMapping[str, Any]):
 
     def __init__(self, entries: Mapping[str, CommandEntry | GroupEntry]) -> None:
         self._entries = entries
-        self._made: dict[str, Any] = {}
+        self._made: dict[str, object] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._made:

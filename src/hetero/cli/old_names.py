@@ -63,7 +63,7 @@ class OldOption(NamedTuple):
     """
 
     new: str
-    convert: Callable[[Any, Any], Any] | None = None
+    convert: Callable[[Any, Any], object] | None = None
     flag: bool = False
     many: bool = False
 

@@ -108,7 +108,7 @@ def accuracy(
     say("\n".join(f"not read, {line}" for line in unread), end="\n" if unread else "")
 
 
-def _report(items: Sequence[Judged]) -> dict[str, Any]:
+def _report(items: Sequence[Judged]) -> dict[str, object]:
     from hetero.advise.accuracy import Merit, merits, ordered
 
     groups = {**merits(items, lambda item: f"{item.row.framework}, {item.row.kind}"), "all": Merit.of(items)}

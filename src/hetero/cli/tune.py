@@ -65,7 +65,7 @@ def _make_teller() -> Any:
             self.ended = self.trials = 0
             self.last: deque[TrialReport] = deque(maxlen=_SHOWN)
             self.best: TrialReport | None = None
-            self.running: Mapping[str, tuple[int, Mapping[str, Any]]] = {}
+            self.running: Mapping[str, tuple[int, Mapping[str, object]]] = {}
             self.values: dict[int, tuple[int, float]] = {}
 
         def on_start(self, devices: Mapping[str, str], ended: int, trials: int) -> None:

@@ -102,7 +102,7 @@ def _warn_public(address: str) -> None:
 
 def open_rendezvous(
     prefix: str, world_size: int, address: str = LOOPBACK, *, beyond_loopback: bool = False
-) -> tuple[Any, Rendezvous]:
+) -> tuple[object, Rendezvous]:
     """Start the store of keys through which members find each other; the first member does.
 
     Parameters

@@ -59,7 +59,7 @@ class _NumpyRow:
         return _NumpyRow(np.frombuffer(data, dtype=self._flat.dtype))
 
 
-_NUMPY: dict[Op, Callable[..., Any]] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+_NUMPY: dict[Op, Callable[..., object]] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
 class _TorchRow:

@@ -172,7 +172,7 @@ class TraceWriter:
             self.problem = f"the trace {self.path} ends early: {error.strerror}"
 
 
-def _head(devices: Iterable[Device], topology: Topology, policy: str, run: str, origin_s: float) -> dict[str, Any]:
+def _head(devices: Iterable[Device], topology: Topology, policy: str, run: str, origin_s: float) -> dict[str, object]:
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -192,7 +192,7 @@ def _head(devices: Iterable[Device], topology: Topology, policy: str, run: str, 
     }
 
 
-def _changed(value: Any) -> dict[str, Any]:
+def _changed(value: Any) -> dict[str, object]:
     """Return the fields of a dataclass that differ from their defaults."""
     found = {field.name: (getattr(value, field.name), field.default) for field in fields(value)}
     return {name: each for name, (each, default) in found.items() if default is MISSING or each != default}

@@ -45,7 +45,7 @@ class DeviceRunner:
         from hetero.backends.base import Backend
 
         self.device = device
-        self._state: dict[str, Any] = {}
+        self._state: dict[str, object] = {}
         self._initializer = initializer
         self.backend = backend
         self.spread: Spread | None = None

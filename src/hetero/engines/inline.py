@@ -53,7 +53,7 @@ class InlineEngine(Engine):
         self._runners: dict[str, Runner] = {}
         self._queue: deque[tuple[str, Launch, Call]] = deque()
         self._events: list[Event] = []
-        self._values: dict[int, Any] = {}
+        self._values: dict[int, object] = {}
         self._results: dict[tuple[int, int], Any] = {}
         self._pumping = False
         self._interrupt = _Interrupt()

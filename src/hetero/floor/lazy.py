@@ -21,7 +21,7 @@ __all__ = ["lazy_names"]
 
 def lazy_names(
     module: str, places: Mapping[str, Sequence[str]], moved: Mapping[str, str] | None = None
-) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a module whose names are imported on first use.
 
     Parameters

@@ -192,7 +192,7 @@ class Replayer:
     """Hands the records of workers to this process's loggers, in a thread of its own and in their order."""
 
     def __init__(self) -> None:
-        self._records: deque[dict[str, Any]] = deque()
+        self._records: deque[dict[str, object]] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._open = True

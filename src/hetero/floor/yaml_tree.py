@@ -129,7 +129,7 @@ def yaml_value(text: str, name: str, key: Key, fault: Fault = FileError) -> Any:
     return None if node is None else _Walk(loader, Tree(None), name, fault).value(node, key)
 
 
-def _compose(text: str, name: str, fault: Fault) -> tuple[Any, _Loader]:
+def _compose(text: str, name: str, fault: Fault) -> tuple[object, _Loader]:
     try:
         loader = _Loader(text)
         return loader.get_single_node(), loader
@@ -185,7 +185,7 @@ class _Walk:
             return [self.value(child, (*key, index)) for index, child in enumerate(node.value)]
         return self.scalar(node, key)
 
-    def mapping(self, node: Any, key: Key) -> dict[str, Any]:
+    def mapping(self, node: Any, key: Key) -> dict[str, object]:
         """Return a dict; keys are text and occur once."""
         given: dict[str, Any] = {}
         for key_node, child in node.value:

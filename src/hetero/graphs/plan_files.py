@@ -24,7 +24,7 @@ MODELS = ("contention", "free")
 Row = TypeVar("Row", Placed, Sent, Evicted)
 
 
-def plan_document(schedule: Schedule) -> dict[str, Any]:
+def plan_document(schedule: Schedule) -> dict[str, object]:
     """Write a schedule as a hetero-plan/1 document."""
     return {
         "format": FORMAT,
@@ -39,7 +39,7 @@ def plan_document(schedule: Schedule) -> dict[str, Any]:
     }
 
 
-def _with_bytes(row: dict[str, object]) -> dict[str, Any]:
+def _with_bytes(row: dict[str, object]) -> dict[str, object]:
     return {"bytes" if key == "nbytes" else key: value for key, value in row.items()}
 
 

@@ -188,7 +188,7 @@ def make_model(word: str) -> Any:
     return made
 
 
-def _function(path: Path, name: str) -> Callable[[], Any]:
+def _function(path: Path, name: str) -> Callable[[], object]:
     import runpy
 
     if not path.is_file():
@@ -200,7 +200,7 @@ def _function(path: Path, name: str) -> Callable[[], Any]:
     return made
 
 
-def make_optimizer(recipe: Recipe) -> Callable[[Any], Any]:
+def make_optimizer(recipe: Recipe) -> Callable[[Any], object]:
     """Return a function that makes the optimizer of a recipe for some parameters."""
     import torch
 

@@ -144,7 +144,7 @@ class SearchRecipe:
     context : what is left, for the Context
     """
 
-    objective: Callable[[Trial], Any]
+    objective: Callable[[Trial], object]
     plan: SearchPlan
     output: Path
     context: Mapping[str, Any]
@@ -195,7 +195,7 @@ def read_search(path: Path | str, set: Sequence[str] = ()) -> SearchRecipe:
     return SearchRecipe(_function(tree, word), plan, output, context)
 
 
-def _section(tree: Tree) -> dict[str, Any]:
+def _section(tree: Tree) -> dict[str, object]:
     section = tree.value.get("search") or {}
     if not isinstance(section, dict):
         raise ConfigError(
@@ -214,13 +214,13 @@ def _section(tree: Tree) -> dict[str, Any]:
 # --- ranges ------------------------------------------------------------------------------------------------
 
 
-def _ranges_of(tree: Tree, key: Key) -> Iterator[tuple[Key, Any]]:
+def _ranges_of(tree: Tree, key: Key) -> Iterator[tuple[Key, object]]:
     section = tree.value.get(key[0])
     if isinstance(section, dict):
         yield from (((*key, name), value) for name, value in section.items())
 
 
-def _in_recipe(tree: Tree) -> Iterator[tuple[Key, Any]]:
+def _in_recipe(tree: Tree) -> Iterator[tuple[Key, object]]:
     """Yield the places of a recipe that may be left open, those that hold a mapping."""
     for key, value in [(("model",), tree.value.get("model")), *_ranges_of(tree, ("train",))]:
         if is_range(value) or (isinstance(value, dict) and key != ("train", "shares")):
@@ -287,7 +287,7 @@ def _what(tree: Tree, objective: RecipeObjective) -> str:
 # --- functions ---------------------------------------------------------------------------------------------
 
 
-def _function(tree: Tree, word: object) -> Callable[[Trial], Any]:
+def _function(tree: Tree, word: object) -> Callable[[Trial], object]:
     """Return the function that 'file.py:function' or 'module:function' names."""
     place = tree.place(("search", "objective"))
     home, colon, name = str(word).rpartition(":")
@@ -311,7 +311,7 @@ def _function(tree: Tree, word: object) -> Callable[[Trial], Any]:
     return function
 
 
-def _imported(home: str) -> dict[str, Any]:
+def _imported(home: str) -> dict[str, object]:
     import importlib
     import runpy
     import sys

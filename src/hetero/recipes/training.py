@@ -133,7 +133,7 @@ def recipe_of(tree: Tree, name: str) -> Recipe:
     return recipe
 
 
-def _section(tree: Tree, given: Mapping[str, object], name: str, allowed: Sequence[str]) -> dict[str, Any]:
+def _section(tree: Tree, given: Mapping[str, object], name: str, allowed: Sequence[str]) -> dict[str, object]:
     section = given.get(name, {})
     if not isinstance(section, dict):
         raise ConfigError(

@@ -67,7 +67,7 @@ def _whole(run: RunRecord, spans: Iterable[tuple[float, float]]) -> list[tuple[i
     return found
 
 
-def _tracks(inside: Inside) -> list[dict[str, Any]]:
+def _tracks(inside: Inside) -> list[dict[str, object]]:
     """Return what ran beside attempts, each thread and stream on a row of its own."""
     events = []
     for number, ((device, track), parts) in enumerate(sorted(inside.tracks.items())):
@@ -77,7 +77,7 @@ def _tracks(inside: Inside) -> list[dict[str, Any]]:
     return events
 
 
-def _meta(name: str, row: int, text: str) -> dict[str, Any]:
+def _meta(name: str, row: int, text: str) -> dict[str, object]:
     return {"ph": "M", "name": name, "pid": _PROCESS, "tid": row, "args": {"name": text}}
 
 

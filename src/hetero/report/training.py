@@ -161,7 +161,7 @@ def _a_step(found: Training) -> str:
     return f"A step took {format_seconds(found.step_s)}{talk}; its samples: {', '.join(words)}{more}."
 
 
-def drawn(found: Training | None) -> dict[str, Any] | None:
+def drawn(found: Training | None) -> dict[str, object] | None:
     """Return what the page draws: series over ascending steps, of long runs every so manieth step.
 
     Of a step that was done again after a death the later one is drawn.

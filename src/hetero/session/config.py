@@ -176,7 +176,7 @@ def _tell_beaten(
             command_line.beaten(path, by)
 
 
-def parse(tree: Tree) -> tuple[Config, dict[str, Any]]:
+def parse(tree: Tree) -> tuple[Config, dict[str, object]]:
     """Check a tree.
 
     Returns

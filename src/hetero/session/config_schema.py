@@ -296,7 +296,7 @@ def _wrong_line(tree: Tree, line: object) -> list[Mistake]:
     return []
 
 
-def normal_form(root: Root) -> dict[str, Any]:
+def normal_form(root: Root) -> dict[str, object]:
     """Return the checked values under their keys: amounts in bytes, bytes/s and seconds."""
     return ({"devices": root.spec} if root.spec else {}) | root.model_dump(exclude_none=True)
 

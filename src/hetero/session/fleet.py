@@ -76,7 +76,7 @@ def _place(name: str, python: str) -> str:
     return f"{name} in {digest(python)}" if python else name
 
 
-def _entry(name: str, python: str, found: Sequence[Found], answered: bool) -> dict[str, Any]:
+def _entry(name: str, python: str, found: Sequence[Found], answered: bool) -> dict[str, object]:
     return {
         "key": backend_key(registry.load(name), python),
         "at_s": wall_time_s(),

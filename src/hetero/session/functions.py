@@ -72,15 +72,15 @@ class Source:
         self.name = name
         self.shipped: Any = None
         self.plain_task: Any = None
-        self.pooled: tuple[Any, tuple[str, ...], Any] | None = None
+        self.pooled: tuple[object, tuple[str, ...], Any] | None = None
         self.chunked: Source | None = None
         self._of = of
         self.model_key = ""
         self._current: Function | None = None
-        self._globals: tuple[tuple[dict[str, Any], str, object], ...] = ()
+        self._globals: tuple[tuple[dict[str, object], str, object], ...] = ()
         self._cells: tuple[tuple[types.CellType, object], ...] = ()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Travel as nothing: what is kept here belongs to this process."""
         return type(None), ()
 
@@ -128,7 +128,7 @@ class _Captured:
     """What a function that travels by value takes along."""
 
     def __init__(self) -> None:
-        self.globals: list[tuple[dict[str, Any], str, object]] = []
+        self.globals: list[tuple[dict[str, object], str, object]] = []
         self.cells: list[tuple[types.CellType, object]] = []
         self.tokens: list[str] = []
         self.unique = False

@@ -370,7 +370,7 @@ class Future(concurrent.futures.Future[R]):
                 self._exception = error if self._reworded is None else self._reworded(error, True)
             self._load = None
 
-    def __await__(self) -> Generator[Any, None, R]:
+    def __await__(self) -> Generator[object, None, R]:
         return self._awaited().__await__()
 
     async def _awaited(self) -> R:
@@ -509,7 +509,7 @@ def _nothing_to_bind(values: Iterable[Any]) -> bool:
     return True
 
 
-def bind(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], resolve: Callable[[Future], Any]) -> Bound:
+def bind(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], resolve: Callable[[Future], object]) -> Bound:
     """Put references in place of futures, at any depth of lists, tuples, dicts, sets, named tuples and dataclasses.
 
     Parameters
@@ -541,7 +541,7 @@ def bind(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], resolve: C
 
 
 class _Binder:
-    def __init__(self, name: str, resolve: Callable[[Future], Any]) -> None:
+    def __init__(self, name: str, resolve: Callable[[Future], object]) -> None:
         self.name = name
         self.resolve = resolve
         self.found: dict[int, Future] = {}

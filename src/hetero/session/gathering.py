@@ -29,7 +29,7 @@ def gather(futures: Any, return_exceptions: bool = False) -> list[Any]:
     return [_value(item, return_exceptions) for item in futures]
 
 
-async def agather(futures: Any, return_exceptions: bool = False) -> list[Any]:
+async def agather(futures: Any, return_exceptions: bool = False) -> list[object]:
     """Do as `gather` without blocking the event loop; cancelled, it stops the tasks."""
     _check(futures)
     listed = list(futures)
@@ -81,7 +81,7 @@ def _outcome(future: concurrent.futures.Future[object]) -> Any:
     return future.result() if error is None else error
 
 
-def _futures_in(item: object) -> Iterator[concurrent.futures.Future[Any]]:
+def _futures_in(item: object) -> Iterator[concurrent.futures.Future[object]]:
     if isinstance(item, concurrent.futures.Future):
         yield item
     elif is_container(type(item)):

@@ -82,7 +82,7 @@ class _Reader:
     def __init__(self) -> None:
         self.digest = hashlib.blake2b(digest_size=12)
         self._seen: dict[int, int] = {}
-        self._held: list[Any] = []
+        self._held: list[object] = []
 
     def value(self, value: object) -> None:
         """Read one value."""

@@ -206,7 +206,7 @@ def _channel(word: str, other: int) -> Channel:
     return channel
 
 
-def worker_state() -> dict[str, Any]:
+def worker_state() -> dict[str, object]:
     """Return the dict that belongs to this worker: what the initializer or a task puts there, later tasks find.
 
     It lives as long as the worker. After a restart it is empty again, and the initializer fills it.

@@ -90,7 +90,7 @@ class _Setup(NamedTuple):
 
     key: tuple[int, int]
     initializer: Callable[..., object]
-    initargs: tuple[Any, ...]
+    initargs: tuple[object, ...]
 
 
 _set_up: set[tuple[int, int]] = set()
@@ -146,7 +146,7 @@ class _Packed(NamedTuple):
     writable: bool
     calls: int
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _unpacked, tuple(self)
 
 
@@ -177,7 +177,7 @@ def _batch_pickler() -> Any:
     class BatchPickler(cloud_pickler()):  # type: ignore[misc]
         """Puts references in place of the arrays that `share` gives an item for, and of files that are mapped."""
 
-        share: Callable[[Any], Any]
+        share: Callable[[Any], object]
 
         def reducer_override(self, value: object) -> Any:
             if type(value) in _ARRAYS and (reduced := self.share(value)) is not None:
@@ -352,9 +352,9 @@ def _backend_class() -> Any:
             super().__init__(**options)
             _refuse_unknown(self.backend_kwargs)
             self._loop: _Loop | None = None
-            self._user: Callable[[], Any] = lambda: None
+            self._user: Callable[[], object] = lambda: None
 
-        def __reduce__(self) -> tuple[Any, ...]:
+        def __reduce__(self) -> tuple[object, ...]:
             return _sequential, ()
 
         def configure(self, n_jobs: int = 1, parallel: object = None, **options: object) -> int:

@@ -40,7 +40,7 @@ class ChunkRunner:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
 
-    def __call__(self, *columns: Sequence[Any]) -> tuple[float, list[Any]]:
+    def __call__(self, *columns: Sequence[object]) -> tuple[float, list[object]]:
         """Run the function over the columns' items."""
         begin, frame = monotonic_s(), current()
         if frame is not None and frame.depth == 0:
@@ -50,7 +50,7 @@ class ChunkRunner:
         return (monotonic_s() - begin) / max(1, len(results)), results
 
 
-def _marked(frame: Frame, items: Sequence[Any]) -> Iterator[Any]:
+def _marked(frame: Frame, items: Sequence[Any]) -> Iterator[object]:
     """Yield the items, and tell the task which of them runs: each has loops and checkpoints of its own."""
     for frame.item, item in enumerate(items):
         frame.loops = None
@@ -112,7 +112,7 @@ def _columns(iterables: Sequence[Iterable[Any]]) -> list[Sequence[Any]]:
     return list(zip(*rows, strict=True)) or [() for _ in iterables]
 
 
-def _with_items(ctx: Context, columns: list[Sequence[Any]]) -> list[Sequence[Any]]:
+def _with_items(ctx: Context, columns: list[Sequence[object]]) -> list[Sequence[object]]:
     """Put items in place of the large arrays that come more than once: they are the same for all, and read once."""
     once = SharedOnce(ctx)
     return [_with_shared(once, column) if once.shares and _holds_arrays(column) else column for column in columns]
@@ -134,7 +134,7 @@ def _refuse_no_items(iterable: object) -> None:
         )
 
 
-def _column(iterable: Iterable[Any]) -> Sequence[Any]:
+def _column(iterable: Iterable[object]) -> Sequence[object]:
     if isinstance(iterable, list | tuple | range) or (isinstance(iterable, np.ndarray) and iterable.ndim):
         return iterable  # type: ignore[return-value]
     _refuse_no_items(iterable)
@@ -169,7 +169,7 @@ class Results(Iterator[Any]):
         self._until_s = until_s
         self._given = 0
         self._parts: deque[_Part] = deque()
-        self._ready: deque[Any] = deque()
+        self._ready: deque[object] = deque()
         self._more = threading.Condition()
         self._waiting_for_probe = False
         self._trouble: Exception | None = None

@@ -151,11 +151,11 @@ class _Now:
     def __init__(self, ctx: Context) -> None:
         self._ctx = weakref.ref(ctx)
 
-    def describe(self) -> Iterable[Any]:
+    def describe(self) -> Iterable[object]:
         """Return nothing: names are known when the first answer is made."""
         return ()
 
-    def collect(self) -> Iterator[Any]:
+    def collect(self) -> Iterator[object]:
         """Yield the families of one moment."""
         from prometheus_client.core import GaugeMetricFamily
 
@@ -171,7 +171,7 @@ class _Now:
             yield from _data(now)
 
 
-def _run(now: Snapshot) -> Iterator[Any]:
+def _run(now: Snapshot) -> Iterator[object]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     yield GaugeMetricFamily("hetero_run_age_seconds", "Time since the Context was opened", value=now.at_s)
@@ -189,7 +189,7 @@ def _run(now: Snapshot) -> Iterator[Any]:
         yield CounterMetricFamily(f"hetero_tasks_{name}", words, value=count)
 
 
-def _devices(now: Snapshot) -> Iterator[Any]:
+def _devices(now: Snapshot) -> Iterator[object]:
     columns = (
         ("gauge", "up", "1 while its worker takes tasks", lambda one: float(one.phase == "ready")),
         ("gauge", "queued_tasks", "Tasks placed on it that have not begun", lambda one: one.queued),
@@ -210,7 +210,7 @@ def _devices(now: Snapshot) -> Iterator[Any]:
         yield family
 
 
-def _data(now: Snapshot) -> Iterator[Any]:
+def _data(now: Snapshot) -> Iterator[object]:
     used = _family("gauge", "hetero_node_used_bytes", "Data items on a memory node", ["node"])
     size = _family("gauge", "hetero_node_capacity_bytes", "Room for data items, where it is bounded", ["node"])
     for node in now.nodes:

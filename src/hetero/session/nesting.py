@@ -459,7 +459,7 @@ def _is_short(spread: Spread, kind: _Kind, out: int) -> bool:
     return expected_s < SHORT_S
 
 
-_known_able: dict[int, tuple[Any, Any, tuple[str, ...]]] = {}
+_known_able: dict[int, tuple[object, object, tuple[str, ...]]] = {}
 
 
 def _able(spread: Spread, task: TaskFunction[..., Any]) -> tuple[str, ...]:

@@ -149,13 +149,13 @@ class TaskFunction(Generic[P, R]):
         self.request = build_request(self._options, self.source.implementations, self.source.callable is not None)
         return code
 
-    def __reduce__(self) -> str | tuple[Any, ...]:
+    def __reduce__(self) -> str | tuple[object, ...]:
         """Travel by name where a worker can import it, else with the function."""
         if travels_by_name(self):
             return str(getattr(self, "__qualname__"))  # noqa: B009
         return _rebuilt, (self.source.callable, self.source.implementations, self._travelling())
 
-    def _travelling(self) -> dict[str, Any]:
+    def _travelling(self) -> dict[str, object]:
         return {option: value for option, value in self._options.items() if option not in ("near", "apart")}
 
     def __repr__(self) -> str:

@@ -68,7 +68,7 @@ def chain_of(model: object, training: bool) -> list[Layer]:
     return layers
 
 
-def _children(model: Any, before: str) -> Iterator[tuple[str, Any]]:
+def _children(model: Any, before: str) -> Iterator[tuple[str, object]]:
     for name, part in model._modules.items():  # named_children() leaves out a part that stands there twice
         if isinstance(part, nn.Sequential) and len(part):
             yield from _children(part, f"{before}{name}.")
@@ -172,7 +172,7 @@ def _joined(layers: Sequence[Layer]) -> Layer:
 # --- the sample --------------------------------------------------------------------------------------------
 
 
-def run_through(layers: Sequence[Layer], sample: object) -> tuple[list[Layer], list[Any]]:
+def run_through(layers: Sequence[Layer], sample: object) -> tuple[list[Layer], list[object]]:
     """Run a sample through copies of the layers here, one after the other.
 
     Returns

@@ -200,7 +200,7 @@ class Split:
         self._generation = self._made = self._begun = self._step = 0
         self._optimizer_states: list[bytes | None] = [None] * len(self._devices)
         self._passes: deque[_Passed] = deque(maxlen=_REMEMBERED)
-        self._blobs: list[Any] = []
+        self._blobs: list[object] = []
         self._begin_anew()
         self._make()
 

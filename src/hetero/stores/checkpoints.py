@@ -123,7 +123,7 @@ class Checkpoints:
                 found.append((int(match[1]), match[2], key))
         return sorted(found)
 
-    def _read(self, key: str, damaged: set[str]) -> tuple[Any] | None:
+    def _read(self, key: str, damaged: set[str]) -> tuple[object] | None:
         """Return what a key holds; None where it is gone, or damaged, which is noted."""
         try:
             data = self._store.get(key)
@@ -273,7 +273,7 @@ class _Writer:
         return {"array": self.block(_array_bytes(value))}
 
 
-_WRITERS: dict[type, Callable[[_Writer, Any], Any]] = {
+_WRITERS: dict[type, Callable[[_Writer, Any], object]] = {
     list: lambda writer, value: [writer.tree(each) for each in value],
     tuple: lambda writer, value: {"tuple": [writer.tree(each) for each in value]},
     set: lambda writer, value: {"set": [writer.tree(each) for each in value]},
@@ -284,7 +284,7 @@ _WRITERS: dict[type, Callable[[_Writer, Any], Any]] = {
     np.ndarray: _Writer.array,
 }
 
-_READERS: dict[str, Callable[[Any, list[memoryview]], Any]] = {
+_READERS: dict[str, Callable[[Any, list[memoryview]], object]] = {
     "tuple": lambda tree, blocks: tuple(_read_tree(each, blocks) for each in tree),
     "set": lambda tree, blocks: {_read_tree(each, blocks) for each in tree},
     "frozenset": lambda tree, blocks: frozenset(_read_tree(each, blocks) for each in tree),

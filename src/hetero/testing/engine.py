@@ -67,7 +67,7 @@ class Bench:
         self._changed = threading.Condition()
         self._seen = 0
         self._tasks = itertools.count(1)
-        self._functions: dict[Any, Function] = {}
+        self._functions: dict[object, Function] = {}
         engine.start(self.devices, worker or WorkerFactory(), WallClock(), self._report)
 
     def _report(self, events: Sequence[Event]) -> None:

@@ -339,7 +339,7 @@ def _dense(tensor: Any) -> Any:
     return tensor.to_dense() if tensor.is_sparse else tensor.detach()
 
 
-def _generators() -> tuple[Any, Any]:
+def _generators() -> tuple[object, object]:
     numpys: Any = np.random.get_state()
     return random.getstate(), (numpys[1].tobytes(), *numpys[2:])
 

@@ -38,7 +38,7 @@ _AIM_S = 0.1
 _GUIDED = 3.0
 _QUEUED = 2
 _NOISY = ("torchao", "torch.utils._pytree")
-_kept: dict[str, tuple[int, Any]] = {}
+_kept: dict[str, tuple[int, object]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class PackedModel:
     parts: bytes
     options: TrainOptions
     number: int
-    process: Mapping[str, Any] = field(default_factory=dict)
+    process: Mapping[str, object] = field(default_factory=dict)
 
 
 @contextmanager

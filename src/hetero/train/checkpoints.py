@@ -145,7 +145,7 @@ class TrainingCheckpoints:
         return state, facts
 
 
-def facts_of(manifest: bytes, place: str) -> dict[str, Any]:
+def facts_of(manifest: bytes, place: str) -> dict[str, object]:
     """Read a manifest; one from elsewhere may lack the sums of its epoch.
 
     Raises
@@ -162,7 +162,7 @@ def facts_of(manifest: bytes, place: str) -> dict[str, Any]:
     return facts
 
 
-def run_facts(options: TrainOptions, samples: int) -> dict[str, Any]:
+def run_facts(options: TrainOptions, samples: int) -> dict[str, object]:
     """Return what two runs must share for one to go on where the other stopped.
 
     Parameters

@@ -151,7 +151,7 @@ def _check_global_hooks() -> None:
             )
 
 
-def group_values(optimizer: object) -> list[dict[str, Any]]:
+def group_values(optimizer: object) -> list[dict[str, object]]:
     """Return the settings of each parameter group, without its parameters; none for a function."""
     groups = getattr(optimizer, "param_groups", ())
     return [{name: value for name, value in group.items() if name != "params"} for group in groups]
@@ -159,7 +159,7 @@ def group_values(optimizer: object) -> list[dict[str, Any]]:
 
 def changed_values(
     before: Sequence[Mapping[str, object]], after: Sequence[Mapping[str, object]]
-) -> dict[int, dict[str, Any]]:
+) -> dict[int, dict[str, object]]:
     """Return the settings that changed, by group.
 
     Examples
@@ -191,7 +191,7 @@ def set_values(optimizer: Any, changes: Mapping[int, Mapping[str, object]]) -> N
 # --- settings of the process ---------------------------------------------------------------------------------
 
 
-def process_settings() -> dict[str, Any]:
+def process_settings() -> dict[str, object]:
     """Return the settings of torch's that hold for this process and change what is computed.
 
     Raises
@@ -394,7 +394,7 @@ def seen(model: object, loss: object, optimizer: object = None) -> dict[str, Any
     return found
 
 
-def _state_of(model: Any, optimizer: object) -> Iterator[tuple[str, Any]]:
+def _state_of(model: Any, optimizer: object) -> Iterator[tuple[str, object]]:
     """Yield what an optimizer keeps of each parameter; a function that makes one keeps nothing here."""
     kept: Mapping[Any, Any] = getattr(optimizer, "state", {})
     for name, parameter in model.named_parameters():

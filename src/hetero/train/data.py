@@ -87,8 +87,8 @@ class Samples:
 
     arrays: tuple[Any, ...] | None = None
     dataset: Any = None
-    collate: Callable[[list[Any]], Any] | None = None
-    augment: Callable[[Any], Any] | None = None
+    collate: Callable[[list[Any]], object] | None = None
+    augment: Callable[[Any], object] | None = None
     readers: int | None = None
     draw: Draw = Draw()
 
@@ -164,7 +164,7 @@ def _collated(samples: list[object]) -> Any:
         ) from error
 
 
-def pad_samples(samples: Sequence[tuple[object, object]]) -> tuple[tuple[Any, Any], Any]:
+def pad_samples(samples: Sequence[tuple[object, object]]) -> tuple[tuple[object, object], object]:
     """Create a batch of (sequence, target) pairs whose sequences differ in length: a `collate_fn` for a DataLoader.
 
     Parameters

@@ -280,7 +280,7 @@ def _scaled(input: Any, mask: Any, p: float, inplace: bool) -> Any:
     return input.mul_(factor) if inplace else input * factor
 
 
-_copies: dict[Any, Callable[..., Any]] = {}
+_copies: dict[object, Callable[..., object]] = {}
 
 
 def _unchecked(func: Any) -> Callable[..., Any]:
@@ -294,7 +294,7 @@ def _unchecked(func: Any) -> Callable[..., Any]:
     return _copies[func]
 
 
-_KEYED: dict[str, Callable[..., Any]] = {
+_KEYED: dict[str, Callable[..., object]] = {
     "dropout": KeyedRandom._dropout,
     "dropout_": KeyedRandom._dropout,
     "dropout1d": KeyedRandom._feature_dropout,
@@ -350,7 +350,7 @@ class KeyedPasses:
     def __init__(self, random: KeyedRandom, model: Any, place: object = None) -> None:
         self.random = random
         self._place = place
-        self._places: list[Any] = []
+        self._places: list[object] = []
         self._inside: list[Any] = []
         self._throughout = True
         random.on_draw = self._note

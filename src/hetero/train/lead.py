@@ -171,11 +171,11 @@ class Lead:
     _probe_s: float = inf
     _first_ready_s: float = inf
     _report_due_s: float = inf
-    _scheduled: dict[str, Any] = field(default_factory=dict)
+    _scheduled: dict[str, object] = field(default_factory=dict)
     _end: int = 0
     _heard: int = 0
     _nowhere: dict[str, str] = field(default_factory=dict)
-    _changed: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)
+    _changed: dict[int, dict[int, dict[str, object]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._end, self._heard = self.extent.end, self.extent.begin
@@ -382,7 +382,7 @@ class Lead:
         self._changed[step] = {i: {**latest.get(i, {}), **changes.get(i, {})} for i in {*latest, *changes}}
 
     @property
-    def _latest(self) -> dict[int, dict[str, Any]]:
+    def _latest(self) -> dict[int, dict[str, object]]:
         return self._changed[max(self._changed)] if self._changed else {}
 
     def _on_awaited(self, _: MemberState, awaited: msg.EpochAwaited) -> None:

@@ -56,7 +56,7 @@ def save_model(model: Any, path: str | Path, facts: Mapping[str, str], *, traine
     return path
 
 
-def read_model(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
+def read_model(path: str | Path) -> tuple[dict[str, object], dict[str, str]]:
     """Read the tensors and the words of a file.
 
     Raises

@@ -171,7 +171,7 @@ class Trainer:
         self._opening = context or ContextOptions()
         self._fitting = Fitting(model, loss, optimizer, self.data, self.options)
         self._kept: Any = None
-        self._seen: dict[str, Any] = {}
+        self._seen: dict[str, object] = {}
         self._trained: tuple[str, ...] = ()
         self._state: bytes | None = None
         self._step = 0

@@ -202,7 +202,7 @@ class DataOptions:
     """
 
     cost: Iterable[float] | None = None
-    augment: Callable[[Any], Any] | None = None
+    augment: Callable[[Any], object] | None = None
     readers: int | None = None
     sample_log: str | Path | None = None
 

@@ -55,7 +55,7 @@ class Range:
         return f"{self.kind} {self.values[0]:g} … {self.values[1]:g}"
 
     @property
-    def ends(self) -> tuple[Any, ...]:
+    def ends(self) -> tuple[object, ...]:
         """Values that are allowed if all are: both ends, or every choice."""
         return self.values
 
@@ -152,7 +152,7 @@ def read_range(name: str, given: object) -> Range:
     return Range(kind, _ends(name, kind, values), points)
 
 
-def _choices(name: str, values: Sequence[object]) -> tuple[Any, ...]:
+def _choices(name: str, values: Sequence[object]) -> tuple[object, ...]:
     for value in values:
         if not isinstance(value, _SCALARS):
             raise BadValueError(f"{name}: {shown(value)} cannot be a choice", remedy="give words and numbers")
@@ -161,7 +161,7 @@ def _choices(name: str, values: Sequence[object]) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def _ends(name: str, kind: str, values: Sequence[Any]) -> tuple[Any, ...]:
+def _ends(name: str, kind: str, values: Sequence[Any]) -> tuple[object, ...]:
     try:
         low, high = (float(value) for value in values)
     except (TypeError, ValueError) as error:
@@ -184,7 +184,7 @@ def describe(space: Space) -> dict[str, str]:
     return {name: str(one) for name, one in space.items()}
 
 
-def grid(space: Space) -> dict[str, list[Any]]:
+def grid(space: Space) -> dict[str, list[object]]:
     """Return the values by name that a grid combines.
 
     Raises
@@ -199,7 +199,7 @@ def grid(space: Space) -> dict[str, list[Any]]:
     return values
 
 
-def corners(space: Space) -> list[dict[str, Any]]:
+def corners(space: Space) -> list[dict[str, object]]:
     """Return a few settings that hold every end and every choice at least once."""
     columns = [one.ends for one in space.values()]
     rows = itertools.zip_longest(*columns)
@@ -209,7 +209,7 @@ def corners(space: Space) -> list[dict[str, Any]]:
     ]
 
 
-def distributions(space: Space) -> dict[str, Any]:
+def distributions(space: Space) -> dict[str, object]:
     """Return the space as Optuna has it."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 

@@ -180,7 +180,7 @@ class Study:
         states = {report.state for report in self._reports.values()}
         return states == {"failed"} and len(self._reports) >= min(_HOPELESS, self.wanted)
 
-    def ask(self) -> tuple[int, dict[str, Any]]:
+    def ask(self) -> tuple[int, dict[str, object]]:
         """Return the number and the values of the next trial."""
         self._study.sampler = self._sampler()
         if self._points and not self._waiting():
@@ -265,7 +265,7 @@ def _pruner(word: str) -> Any:
     return made[word]()
 
 
-def _points(plan: SearchPlan) -> list[dict[str, Any]]:
+def _points(plan: SearchPlan) -> list[dict[str, object]]:
     """Return the points of the grid, in an order that the seed decides."""
     values = grid(plan.space)
     points = [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
@@ -282,7 +282,7 @@ def _lives(pid: int, since_s: float) -> bool:
         return False
 
 
-def _about_of(text: str, place: str) -> dict[str, Any]:
+def _about_of(text: str, place: str) -> dict[str, object]:
     kinds = {"objective": str, "goal": str, "space": dict}
     return record_of(parse_json(text, place), kinds, place)
 

@@ -44,7 +44,7 @@ class TrialCall:
     """
 
     number: int
-    params: Mapping[str, Any]
+    params: Mapping[str, object]
     address: Address
 
 

@@ -81,7 +81,7 @@ class TrialReport:
 
     number: int
     state: str
-    params: Mapping[str, Any]
+    params: Mapping[str, object]
     value: float | None
     device: str = ""
     seconds: float = 0.0

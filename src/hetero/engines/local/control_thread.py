@@ -47,7 +47,7 @@ class Control:
         self._worker = worker
         self._frames = Frames()
         self._fds: deque[int] = deque()
-        self._aside: deque[Any] = deque()
+        self._aside: deque[object] = deque()
         self.unwanted: dict[int, int] = {}
         self.started = 0
         self.values = KeptValues()

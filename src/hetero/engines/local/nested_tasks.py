@@ -208,7 +208,7 @@ class Nested:
             except Exception as error:  # noqa: BLE001  a value that a thread left may not be picklable
                 self._send((*head, msg.FAILED, "unserialisable", one_line(error), *dump_error(error)))
 
-    def _travelling(self, reply: _Reply) -> tuple[Any, ...]:
+    def _travelling(self, reply: _Reply) -> tuple[object, ...]:
         (wire, key), payload = self._context.items.for_worker(reply.item, self._worker)
         if payload is not None:
             reply.holds = payload

@@ -176,7 +176,7 @@ class ActorTransfers:
         self._context = context
         self._device = device
         self._numbers = itertools.count(1)
-        self._orders: dict[int, tuple[Any, Done]] = {}
+        self._orders: dict[int, tuple[object, Done]] = {}
 
     def import_value(self, key: object, payload: Payload, done: Done) -> None:
         """Copy a value to the device's memory node."""

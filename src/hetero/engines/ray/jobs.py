@@ -179,7 +179,7 @@ class Jobs:
             raise EngineError(problem, remedy="see node.log in the folder of the head's node") from error
 
 
-async def _keeper() -> tuple[Any, Path]:
+async def _keeper() -> tuple[object, Path]:
     """Return Ray's job manager, and the folder of its logs; it belongs to the loop in which it is made."""
     import ray
 

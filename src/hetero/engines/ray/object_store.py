@@ -92,8 +92,8 @@ class CallBundle:
     """What one call of an actor brings along: each object once, however many values look at it."""
 
     def __init__(self) -> None:
-        self.refs: list[Any] = []
-        self._places: dict[Any, int] = {}
+        self.refs: list[object] = []
+        self._places: dict[object, int] = {}
 
     def wire(self, payload: Payload) -> tuple[bytes | None, tuple[tuple[int, int], ...]]:
         """Return a payload as it travels, and take its objects along."""

@@ -197,7 +197,7 @@ def _reduced(base: Any, error: BaseException) -> tuple[Any, ...]:
     return (made, *rest)
 
 
-def _attributes(error: BaseException) -> dict[str, Any]:
+def _attributes(error: BaseException) -> dict[str, object]:
     found = dict(_own(error, "__dict__") or {})
     for name in _slots(type(error)):
         try:

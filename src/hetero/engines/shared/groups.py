@@ -264,7 +264,7 @@ class GroupMessages:
         for piece in cut(content.value, most) if isinstance(content, Whole) else (content,):
             self._send((msg.SEND, seq, sender, self._placed(seq, piece)))
 
-    def _placed(self, seq: int, piece: Chunk) -> tuple[Any, ...]:
+    def _placed(self, seq: int, piece: Chunk) -> tuple[object, ...]:
         """Return a piece as it travels to the worker: its data in the pool, kept until received, or as bytes."""
         counters, data = self._counters, piece.data
         counters["pieces"] += 1

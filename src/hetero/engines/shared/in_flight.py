@@ -53,7 +53,7 @@ class InFlight(NamedTuple):
     group: GroupTask | None
     rank: int
     holds: tuple[Payload, ...] = ()
-    peers: tuple[Any, ...] = ()
+    peers: tuple[object, ...] = ()
 
 
 class Shipped:

@@ -239,7 +239,7 @@ class Items:
                 raise SerialisationError(f"data item {number} cannot travel to a worker process: {error}") from error
         return item.payload
 
-    def for_worker(self, number: int, holder: Holder) -> tuple[tuple[WireValue | None, Any], Payload | None]:
+    def for_worker(self, number: int, holder: Holder) -> tuple[tuple[WireValue | None, object], Payload | None]:
         """Return how an item goes to a worker, and what must be kept until the worker is done."""
         replica = self.find(number).on(holder)
         if replica is not None:

@@ -72,7 +72,7 @@ class AttemptCall(NamedTuple):
     wire: WireValue
     items: dict[int, Any]
     group: tuple[int, int] | None
-    nest: tuple[Any, ...]
+    nest: tuple[object, ...]
 
 
 class Transport(NamedTuple):

@@ -345,7 +345,7 @@ class Frames:
 
     def __init__(self) -> None:
         self._data = bytearray()
-        self._ready: deque[Any] = deque()
+        self._ready: deque[object] = deque()
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the stream; raises anything when they are no messages."""

@@ -169,7 +169,7 @@ def wait_for_link(device: Device, nbytes: int) -> float:
     return clock.monotonic_s() - begin_s
 
 
-def failed_row(runner: Runner, error: BaseException) -> tuple[Any, ...]:
+def failed_row(runner: Runner, error: BaseException) -> tuple[object, ...]:
     """Return how an attempt ended that raised an exception, as it is sent to the program."""
     if issubclass(type(error), msg.Cancelled):
         return msg.FAILED, "cancelled", "cancelled", None, ""

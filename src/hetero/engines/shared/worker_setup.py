@@ -10,7 +10,6 @@ import pickle
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from hetero.engines.shared.exceptions import one_line
 from hetero.engines.shared.wire import as_bytes
@@ -31,7 +30,7 @@ class Initializer:
 
     def __init__(self, function: Callable[..., object], args: tuple[object, ...]) -> None:
         self.name: str = getattr(function, "__name__", type(function).__name__)
-        self._call: tuple[Callable[..., object], tuple[Any, ...]] | None = (function, args)
+        self._call: tuple[Callable[..., object], tuple[object, ...]] | None = (function, args)
         self._blob = b""
 
     def pack(self) -> None:
@@ -55,7 +54,7 @@ class Initializer:
         function, args = self._call or pickle.loads(self._blob)
         function(*args)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         if not self._blob:
             self.pack()
         return {"name": self.name, "_call": None, "_blob": self._blob}

@@ -27,14 +27,14 @@ _PASS = (*_BY_ELEMENT, *_POOLS, *_DROPOUTS, nn.Flatten)
 _NORMS = nn.modules.batchnorm._BatchNorm
 
 
-def _weighted(model: Any) -> list[tuple[str, Any]]:
+def _weighted(model: torch.nn.Module) -> list[tuple[str, Any]]:
     found = [(name, module) for name, module in model.named_modules() if isinstance(module, _WEIGHTED)]
     if not found:
         raise BadValueError("the model has no linear layer and no convolution", remedy="there is nothing to prune")
     return found
 
 
-def zeros_frac(model: Any) -> float:
+def zeros_frac(model: torch.nn.Module) -> float:
     """Return the share of zeros among the weights of linear layers and convolutions."""
     weights = [module.weight for module in model.modules() if isinstance(module, _WEIGHTED)]
     plain = [w.dequantize() if hasattr(w, "dequantize") and type(w.data) is not torch.Tensor else w for w in weights]
@@ -51,7 +51,7 @@ def zero_weights(model: object, frac: float) -> None:
     prune.global_unstructured(pairs, pruning_method=prune.L1Unstructured, amount=frac)
 
 
-def make_permanent(model: Any) -> None:
+def make_permanent(model: torch.nn.Module) -> None:
     """End the pruning of a model: its zeros become plain weights."""
     for module in model.modules():
         if isinstance(module, _WEIGHTED) and prune.is_pruned(module):
@@ -145,7 +145,7 @@ def _count_channels(layer: Any) -> None:
         layer.out_channels, layer.in_channels = outputs, inputs
 
 
-def fit_shapes(model: Any, shapes: Mapping[str, Sequence[int]]) -> None:
+def fit_shapes(model: torch.nn.Module, shapes: Mapping[str, Sequence[int]]) -> None:
     """Make the layers of a fresh model as narrow as those of a pruned one.
 
     Parameters

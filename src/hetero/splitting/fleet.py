@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["SplitFleet", "as_tensor", "check_training"]
 
 
-def check_training(model: Any, loss: object, optimizer: object) -> None:
+def check_training(model: torch.nn.Module, loss: object, optimizer: object) -> None:
     """Raise BadValueError where a split cannot train a model so."""
     if (loss is None) != (optimizer is None):
         absent = "loss" if loss is None else "optimizer"

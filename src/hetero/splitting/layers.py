@@ -34,7 +34,7 @@ class Layer:
 
     name: str
     kind: str
-    module: Any
+    module: torch.nn.Module
 
 
 def chain_of(model: object, training: bool) -> list[Layer]:
@@ -68,7 +68,7 @@ def chain_of(model: object, training: bool) -> list[Layer]:
     return layers
 
 
-def _children(model: Any, before: str) -> Iterator[tuple[str, object]]:
+def _children(model: torch.nn.Module, before: str) -> Iterator[tuple[str, object]]:
     for name, part in model._modules.items():  # named_children() leaves out a part that stands there twice
         if isinstance(part, nn.Sequential) and len(part):
             yield from _children(part, f"{before}{name}.")
@@ -79,7 +79,7 @@ def _children(model: Any, before: str) -> Iterator[tuple[str, object]]:
 # --- tracing -----------------------------------------------------------------------------------------------
 
 
-def _traced(model: Any, training: bool) -> Any:
+def _traced(model: torch.nn.Module, training: bool) -> Any:
     modes = [(module, module.training) for module in model.modules()]
     try:
         if not training or not model.training:
@@ -137,7 +137,7 @@ def _segment(model: object, traced: object, entry: object, nodes: Sequence[objec
     return Layer(*_name_and_kind(model, nodes), fx.GraphModule(traced, graph))
 
 
-def _name_and_kind(model: Any, nodes: Sequence[Any]) -> tuple[str, str]:
+def _name_and_kind(model: torch.nn.Module, nodes: Sequence[Any]) -> tuple[str, str]:
     paths = [node.target.split(".") for node in nodes if node.op == "call_module"]
     name = ".".join(parts[0] for parts in takewhile(lambda parts: len({*parts}) == 1, zip(*paths, strict=False)))
     if name:

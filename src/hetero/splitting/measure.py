@@ -196,7 +196,7 @@ def _measured(work: Measuring, blob: object, value: PackedTensor) -> LayerCost:
 class _LayerTrial:
     """One layer on one device."""
 
-    def __init__(self, module: Any, value: Any, work: Measuring, frame: Frame) -> None:
+    def __init__(self, module: torch.nn.Module, value: Any, work: Measuring, frame: Frame) -> None:
         self.module, self.work, self.frame = module, work, frame
         self.value = value
         self.trains = work.optimizer is not None
@@ -240,7 +240,7 @@ class _LayerTrial:
         own = {tensor.untyped_storage().data_ptr() for tensor in self.module.state_dict().values()}
         kept: dict[int, int] = {}
 
-        def keep(tensor: Any) -> Any:
+        def keep(tensor: torch.Tensor) -> Any:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in own:
                 kept[storage.data_ptr()] = storage.nbytes()

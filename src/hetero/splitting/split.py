@@ -143,7 +143,7 @@ class _SplitRequest:
     """What was asked of a split; `number` is its own in this program."""
 
     number: int
-    model: Any
+    model: torch.nn.Module
     layers: tuple[Layer, ...]
     sample: Any
     loss: Any

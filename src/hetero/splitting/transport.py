@@ -30,7 +30,7 @@ class PackedTensor(NamedTuple):
     dtype: str
 
 
-def packed(tensor: Any) -> PackedTensor:
+def packed(tensor: torch.Tensor) -> PackedTensor:
     """Copy a tensor to the host, as it travels.
 
     Examples

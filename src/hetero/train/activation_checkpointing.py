@@ -20,7 +20,7 @@ from hetero.train.keyed_random import KeyedRandom
 __all__ = ["blocks", "chosen", "recompute_blocks"]
 
 
-def recompute_blocks(model: Any, wanted: str | Sequence[str], random: KeyedRandom | None) -> None:
+def recompute_blocks(model: torch.nn.Module, wanted: str | Sequence[str], random: KeyedRandom | None) -> None:
     """Let parts of a model be recomputed in the backward pass.
 
     Parameters
@@ -43,7 +43,7 @@ def recompute_blocks(model: Any, wanted: str | Sequence[str], random: KeyedRando
         module.forward = functools.partial(_twice, module.forward, random)
 
 
-def chosen(model: Any, wanted: str | Sequence[str]) -> list[str]:
+def chosen(model: torch.nn.Module, wanted: str | Sequence[str]) -> list[str]:
     """Name the modules that are to be recomputed; raises BadValueError as `recompute_blocks` does."""
     if wanted == "none":
         return []
@@ -88,7 +88,7 @@ def blocks(model: object) -> list[str]:
     return found
 
 
-def _held(module: Any, kind: Any, path: str = "") -> list[str]:
+def _held(module: torch.nn.Module, kind: Any, path: str = "") -> list[str]:
     """Name what the outermost containers of a kind hold, as far as it has modules of its own."""
     found: list[str] = []
     for name, child in module.named_children():

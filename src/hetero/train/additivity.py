@@ -335,7 +335,7 @@ def _norm(tensors: Sequence[object]) -> float:
     return math.hypot(*(float(torch.linalg.vector_norm(_dense(tensor), dtype=torch.float64)) for tensor in tensors))
 
 
-def _dense(tensor: Any) -> Any:
+def _dense(tensor: torch.Tensor) -> Any:
     return tensor.to_dense() if tensor.is_sparse else tensor.detach()
 
 

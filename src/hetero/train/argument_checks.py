@@ -94,7 +94,7 @@ def supported(model: object, loss: object, optimizer: object, epochs: int, heare
         )
 
 
-def trained_names(model: Any) -> tuple[str, ...]:
+def trained_names(model: torch.nn.Module) -> tuple[str, ...]:
     """Name the parameters that are trained."""
     return tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
 

@@ -256,7 +256,7 @@ def _set_process(given: Mapping[str, Any]) -> None:
 # --- parameters ----------------------------------------------------------------------------------------------
 
 
-def check_parameters(model: Any, optimizer: object) -> None:
+def check_parameters(model: torch.nn.Module, optimizer: object) -> None:
     """Refuse parameters whose gradients would be changed before they are summed, or not be summed at all.
 
     Raises
@@ -287,7 +287,7 @@ def check_parameters(model: Any, optimizer: object) -> None:
     _check_are_of(model, optimizer)
 
 
-def _check_are_of(model: Any, optimizer: object) -> None:
+def _check_are_of(model: torch.nn.Module, optimizer: object) -> None:
     mine = {id(parameter) for parameter in model.parameters()}
     groups: Iterable[Any] = getattr(optimizer, "param_groups", ())
     strange = [tuple(p.shape) for group in groups for p in group["params"] if id(p) not in mine]
@@ -301,7 +301,7 @@ def _check_are_of(model: Any, optimizer: object) -> None:
 # --- the model and the loss ----------------------------------------------------------------------------------
 
 
-def check_model(model: Any) -> None:
+def check_model(model: torch.nn.Module) -> None:
     """Refuse a model of which something cannot travel.
 
     Raises
@@ -332,7 +332,7 @@ def check_model(model: Any) -> None:
         )
 
 
-def model_hooks(model: Any) -> list[str]:
+def model_hooks(model: torch.nn.Module) -> list[str]:
     """Name the modules with hooks of the program's own, which run beside the devices."""
     return [
         name or "the model"
@@ -394,7 +394,7 @@ def seen(model: object, loss: object, optimizer: object = None) -> dict[str, Any
     return found
 
 
-def _state_of(model: Any, optimizer: object) -> Iterator[tuple[str, object]]:
+def _state_of(model: torch.nn.Module, optimizer: object) -> Iterator[tuple[str, object]]:
     """Yield what an optimizer keeps of each parameter; a function that makes one keeps nothing here."""
     kept: Mapping[Any, Any] = getattr(optimizer, "state", {})
     for name, parameter in model.named_parameters():
@@ -409,7 +409,7 @@ def difference(before: Mapping[str, object], after: Mapping[str, object]) -> str
     return next((name for name in names if name not in modes and before.get(name) != after.get(name)), "")
 
 
-def _held(tensor: Any) -> Any:
+def _held(tensor: torch.Tensor) -> Any:
     """Return the version of a tensor, and of small ones a checksum: writing through `.data` leaves the version."""
     if tensor is None:
         return None
@@ -417,7 +417,7 @@ def _held(tensor: Any) -> Any:
     return _version(tensor), _content(tensor) if small else 0
 
 
-def _version(tensor: Any) -> Any:
+def _version(tensor: torch.Tensor) -> Any:
     return tensor.data_ptr(), tensor._version, tuple(tensor.shape)
 
 

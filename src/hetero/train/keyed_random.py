@@ -347,7 +347,7 @@ class KeyedPasses:
     generator, which has moved then; after that the mode is on throughout for good.
     """
 
-    def __init__(self, random: KeyedRandom, model: Any, place: object = None) -> None:
+    def __init__(self, random: KeyedRandom, model: torch.nn.Module, place: object = None) -> None:
         self.random = random
         self._place = place
         self._places: list[object] = []
@@ -421,7 +421,7 @@ class KeyedPasses:
             self.random.__exit__(None, None, None)
 
 
-def _around(module: Any, before: Any, after: Any) -> tuple[Any, Any]:
+def _around(module: torch.nn.Module, before: Any, after: Any) -> tuple[Any, Any]:
     """Call two functions of a module before and after each of its forward passes, also of one that fails."""
     return (
         module.register_forward_pre_hook(lambda inner, _: before(inner)),

@@ -188,7 +188,7 @@ class ByKind(_Relayed):
             among = (leaders.index(rank), len(leaders), between, store, deadline_s)
             self._between = Group(*among, address=address, beyond_loopback=True)
 
-    def _add_up(self, tensor: Any, op: str, algorithm: str) -> None:
+    def _add_up(self, tensor: torch.Tensor, op: str, algorithm: str) -> None:
         inside, between = self._inside, self._between
         row = tensor.to(getattr(inside, "place", "cpu"))
         if inside is not None:
@@ -306,7 +306,7 @@ class SummedOn(_Relayed):
         super().__init__(rank, world_size, rendezvous, store, deadline_s, address)
         self.summer = DeviceSum(device) if rank == 0 else None
 
-    def _add_up(self, tensor: Any, op: str, algorithm: str) -> None:
+    def _add_up(self, tensor: torch.Tensor, op: str, algorithm: str) -> None:
         if op != "sum":
             Group.all_reduce(self, tensor, op, algorithm)
             return

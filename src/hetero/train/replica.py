@@ -76,7 +76,7 @@ class ConvolutionLayout:
     True
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         self._convolutions = [module for module in model.modules() if isinstance(module, _CONVOLUTIONS)]
         self._hooks: list[Any] = []
         self.applies = bool(self._convolutions)
@@ -135,7 +135,7 @@ class Judge:
     place : torch's name of the device
     """
 
-    def __init__(self, model: Any, loss: object, options: TrainOptions, place: str) -> None:
+    def __init__(self, model: torch.nn.Module, loss: object, options: TrainOptions, place: str) -> None:
         self.options = options
         self.place = torch.device(place)
         self.model = model.to(self.place)
@@ -417,7 +417,7 @@ class ModelReplica(Judge):
             self.gradients.exponents = [int(exponent) for exponent in exponents]
 
 
-def call_model(model: Any, inputs: Any) -> Any:
+def call_model(model: torch.nn.Module, inputs: Any) -> Any:
     """Call a model on the inputs of a batch; a tuple of them is its arguments."""
     return model(*inputs) if isinstance(inputs, tuple) and not hasattr(inputs, "to") else model(inputs)
 
@@ -441,12 +441,12 @@ def count_right(output: Any, targets: Any) -> tuple[float, float]:
     return float((output.argmax(1) == targets).sum()), float(len(targets))
 
 
-def training_modes(model: Any) -> list[tuple[Any, bool]]:
+def training_modes(model: torch.nn.Module) -> list[tuple[Any, bool]]:
     """Return each module with the mode that the program gave it."""
     return [(module, module.training) for module in model.modules()]
 
 
-def mixing_layers(model: Any, *, all_train: bool = False) -> list[str]:
+def mixing_layers(model: torch.nn.Module, *, all_train: bool = False) -> list[str]:
     """Name the layers that mix the samples of a pass while they train, so that parts differ from the whole.
 
     Parameters

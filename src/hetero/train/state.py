@@ -216,12 +216,12 @@ def has_adapters(model: object) -> bool:
     return hasattr(model, "peft_config")
 
 
-def _frozen(model: Any) -> dict[str, Any]:
+def _frozen(model: torch.nn.Module) -> dict[str, Any]:
     named = model.named_parameters(remove_duplicate=False)
     return {name: parameter for name, parameter in named if not parameter.requires_grad}
 
 
-def kept_state(model: Any) -> dict[str, Any]:
+def kept_state(model: torch.nn.Module) -> dict[str, Any]:
     """Return the state of a model without its frozen parameters.
 
     Examples
@@ -251,7 +251,7 @@ def frozen_word(model: object) -> str:
     return _words[model][1]
 
 
-def load_kept(model: Any, state: Mapping[str, Any], word: str) -> None:
+def load_kept(model: torch.nn.Module, state: Mapping[str, Any], word: str) -> None:
     """Load what `kept_state` gave into a model with the same frozen parameters.
 
     Parameters

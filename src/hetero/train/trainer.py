@@ -130,7 +130,7 @@ class Trainer:
     )
     def __init__(
         self,
-        model: Any,
+        model: torch.nn.Module,
         loss: object,
         optimizer: Any,
         data: object,

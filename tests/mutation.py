@@ -85,7 +85,7 @@ SUBJECTS: dict[str, Subject] = {
     ),
 }
 
-_SECONDS_OF_TESTS = 3.0
+_SECONDS_OF_TESTS = 2.0
 """Processor time of tests for one mutant; the quickest tests come first."""
 _SLOWEST_TEST_S = 1.0
 _DEADLINE_S = 60.0
@@ -509,7 +509,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help=f"of {', '.join(SUBJECTS)}; all of them if none")
     parser.add_argument("--all", action="store_true", help="every mutant, not a sample")
-    parser.add_argument("--per-file", type=int, default=40, help="mutants of a file that are judged (40)")
+    parser.add_argument("--per-file", type=int, default=25, help="mutants of a file that are judged (25)")
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
     options = parser.parse_args()
     options.subjects = options.subjects or list(SUBJECTS)

@@ -20,7 +20,7 @@ from hetero.graphs.simulation import guide_of, run_graph
 from hetero.model.leases import LeaseRequest
 from hetero.model.tasks import Request
 from hetero.plan.policies.planned import Planned
-from hetero.plan.policies.registry import names
+from hetero.plan.policies.registry import OURS
 from tests.sim import soak, test_foresight, test_nested, test_sim_leases
 from tests.sim.worlds import cpus, gpu, independent, joined, known, program, speeds, task
 
@@ -137,7 +137,7 @@ WORLDS: dict[str, Callable[[Told], SimResult]] = {
     "leases": leased,
     "nested": nested,
     "planned_tiles": planned_tiles,
-    **{f"policy_{name}": lambda told, name=name: soaked(told, 200, 7, name) for name in names() if name != "auto"},
+    **{f"policy_{name}": lambda told, name=name: soaked(told, 200, 7, name) for name in OURS},
 }
 
 

@@ -9,6 +9,8 @@ from hetero.floor.lazy import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from hetero.drive.trace_read import read_trace as read_trace
+    from hetero.drive.trace_read import summary as summary
     from hetero.model.device import Device as Device
     from hetero.session.inside import get_device_list as get_device_list
     from hetero.session.inside import get_memory_usage as get_memory_usage
@@ -19,6 +21,7 @@ else:
     __getattr__, __dir__, __all__ = lazy_names(
         __name__,
         {
+            "hetero.drive.trace_read": ("read_trace", "summary"),
             "hetero.model.device": ("Device",),
             "hetero.session.inside": ("get_device_list", "get_memory_usage", "set_log_level"),
             "hetero.session.metrics": ("metrics_server",),

@@ -127,6 +127,7 @@ def test_no_parameter_of_a_public_function_is_a_synonym() -> None:
     kept = {
         ("Kernel", "out"),  # what a kernel writes, as NumPy's `out`
         ("Split", "fleet"),  # made by `split` alone
+        ("Context.lease", "apart_by"),  # a lease keeps away from workloads, and says how far
         *((label, "out") for label in ("map_batches", "Context.map_batches")),
         *(("match", "fleet"), ("compress", "quantise"), ("WorkloadSpec", "optimiser")),
     }

@@ -47,6 +47,11 @@ def read_model(model: str | Path | ModelSpec) -> ModelSpec:
     ------
     BadValueError
         No model has that name, or, as a FileError, the file cannot be read as a configuration.
+
+    Examples
+    --------
+    >>> read_model("Llama-3.1-8B").layers
+    32
     """
     if isinstance(model, ModelSpec):
         return model
@@ -90,11 +95,16 @@ class FitReport:
 
     Attributes
     ----------
-    work, device, spread : what was asked
-    fit : the answer
-    batch, context : the largest of each that surely fits, the other kept as asked
-    needed : the fewest devices and how to spread over them, None where no number helps
-    changes : what makes it fit, the cheapest first
+    work, device, spread
+        What was asked.
+    fit
+        The answer.
+    batch, context
+        The largest of each that surely fits, the other kept as asked.
+    needed
+        The fewest devices and how to spread over them, None where no number helps.
+    changes
+        What makes it fit, the cheapest first.
     """
 
     work: WorkloadSpec
@@ -171,11 +181,16 @@ def does_it_fit(
 
     Parameters
     ----------
-    model : name in the catalog, path of a config.json, or an architecture
-    device : name in the catalog, or a device
-    count : devices of that sort
-    spread : how to spread over them; default: the usual way that fits best
-    how : fields of `hetero.model.workload.WorkloadSpec`
+    model
+        Name in the catalog, path of a config.json, or an architecture.
+    device
+        Name in the catalog, or a device.
+    count
+        Devices of that sort.
+    spread
+        How to spread over them; default: the usual way that fits best.
+    how
+        Fields of `hetero.model.workload.WorkloadSpec`.
 
     Examples
     --------

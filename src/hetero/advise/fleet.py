@@ -58,12 +58,18 @@ class DeviceRequest:
 
     Attributes
     ----------
-    sort : what they are asked for by; rows of one sort are alike in everything
-    name : of the catalog
-    kind : as in 'cuda'
-    count : how many
-    host, rack : where they stand
-    ids : their ids, where the topology names them; () for ids of the usual form
+    sort
+        What they are asked for by; rows of one sort are alike in everything.
+    name
+        Of the catalog.
+    kind
+        As in 'cuda'.
+    count
+        How many.
+    host, rack
+        Where they stand.
+    ids
+        Their ids, where the topology names them; () for ids of the usual form.
     """
 
     sort: str
@@ -81,10 +87,14 @@ class HeldDevices:
 
     Attributes
     ----------
-    workload : whose they are
-    devices : ids, or the name of a sort
-    count : how many of that sort
-    where : what messages begin with
+    workload
+        Whose they are.
+    devices
+        Ids, or the name of a sort.
+    count
+        How many of that sort.
+    where
+        What messages begin with.
     """
 
     workload: str
@@ -98,7 +108,8 @@ class FreeDevices:
 
     Attributes
     ----------
-    named : whether it matters which device of a sort one gets: links or leases are known
+    named
+        Whether it matters which device of a sort one gets: links or leases are known.
 
     Examples
     --------
@@ -151,7 +162,8 @@ class FreeDevices:
 
         Parameters
         ----------
-        terms : what each group keeps to: `together`, `apart`, `apart_by`
+        terms
+            What each group keeps to: `together`, `apart`, `apart_by`.
 
         Notes
         -----
@@ -189,11 +201,16 @@ class Kind:
 
     Attributes
     ----------
-    spec : what the catalog knows
-    count : how many there are, None for as many as one wants
-    price : the user's own, None where none was given
-    fabric : how they are connected, None where unknown
-    stock, sort : the pool that knows which are free, and what they are asked for there; None where none keeps them
+    spec
+        What the catalog knows.
+    count
+        How many there are, None for as many as one wants.
+    price
+        The user's own, None where none was given.
+    fabric
+        How they are connected, None where unknown.
+    stock, sort
+        The pool that knows which are free, and what they are asked for there; None where none keeps them.
     """
 
     spec: DeviceSpec
@@ -274,10 +291,11 @@ def read_fleet(word: str) -> tuple[Kind, ...]:
 
     Parameters
     ----------
-    word : 'here', 'catalog', kinds as in '2xH100-SXM,4xRTX-4090', or the path of a YAML or JSON file: `devices`, a list
+    word
+        'here', 'catalog', kinds as in '2xH100-SXM,4xRTX-4090', or the path of a YAML or JSON file: `devices`, a list
         of {name, count, usd_per_hour, day, link, host, rack}, `topology`, a file or a hetero-topology/1 document, and
         `leases`, a list of {workload, devices} or {workload, name, count}; or a topology whose devices have names of
-        the catalog
+        the catalog.
 
     Raises
     ------
@@ -441,7 +459,8 @@ def group_of(kind: Kind, count: int, members: tuple[str, ...] = ()) -> tuple[Dev
 
     Parameters
     ----------
-    members : ids; () for those that the pool gives first
+    members
+        Ids; () for those that the pool gives first.
 
     Notes
     -----

@@ -49,8 +49,10 @@ class Trace:
 
     Attributes
     ----------
-    path : the file
-    head : the first line: who ran what on which fleet, and which records there are
+    path
+        The file.
+    head
+        The first line: who ran what on which fleet, and which records there are.
     """
 
     def __init__(self, path: Path, head: Mapping[str, Any], for_people: bool = False) -> None:
@@ -125,7 +127,8 @@ def read_trace(path: Path | str) -> Trace:
 
     Parameters
     ----------
-    path : the file, plain or gzipped, whatever its name; it may still be written
+    path
+        The file, plain or gzipped, whatever its name; it may still be written.
 
     Returns
     -------
@@ -137,6 +140,16 @@ def read_trace(path: Path | str) -> Trace:
     TraceError
         The file cannot be read, is no trace, or was written by a newer version. Iterating raises it
         with the number of the line where the file is corrupt.
+
+    Examples
+    --------
+    >>> import hetero, pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.trace.jsonl"
+    >>> with hetero.Context(devices="1xcpu", engine="inline", trace=path) as ctx:
+    ...     _ = ctx.run(abs, -1)
+    >>> trace = hetero.inspect.read_trace(path)
+    >>> trace.torn, len(list(trace)) > 0
+    (False, True)
     """
     path = Path(path)
     first = next(_blocks(path), None)
@@ -361,13 +374,20 @@ class TraceSummary(NamedTuple):
 
     Attributes
     ----------
-    tasks, failed : number of tasks committed, and failed for good
-    makespan_s : s, last finish minus first start; 0 where nothing ran
-    busy_s : per device id, s spent in attempts, whether they were committed or not
-    attempts : per device id, number of attempts that ended there
-    functions : per function name, number of tasks committed
-    bytes_moved : bytes that travelled between memory nodes
-    torn : True when the program ended without closing the trace
+    tasks, failed
+        Number of tasks committed, and failed for good.
+    makespan_s
+        Seconds, last finish minus first start; 0 where nothing ran.
+    busy_s
+        Per device id, s spent in attempts, whether they were committed or not.
+    attempts
+        Per device id, number of attempts that ended there.
+    functions
+        Per function name, number of tasks committed.
+    bytes_moved
+        Bytes that travelled between memory nodes.
+    torn
+        True when the program ended without closing the trace.
     """
 
     tasks: int
@@ -385,9 +405,10 @@ def summary(path: Path | str, names: Iterable[str] = ()) -> TraceSummary:
 
     Parameters
     ----------
-    path : the file
-    names : functions that count, with the transfers from the first submission of one to the last finish;
-        empty for all
+    path
+        The file.
+    names
+        Functions that count, with the transfers from the first submission of one to the last finish; empty for all.
 
     Returns
     -------
@@ -398,6 +419,15 @@ def summary(path: Path | str, names: Iterable[str] = ()) -> TraceSummary:
     ------
     TraceError
         The trace cannot be read.
+
+    Examples
+    --------
+    >>> import hetero, pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.trace.jsonl"
+    >>> with hetero.Context(devices="1xcpu", engine="inline", trace=path) as ctx:
+    ...     _ = ctx.run(abs, -1)
+    >>> hetero.inspect.summary(path).tasks
+    1
     """
     trace, wanted = read_trace(path), frozenset(names)
     tasks: dict[int, str] = {}

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from hetero.advise.estimate import Estimate as Estimate
     from hetero.advise.estimate import Workload as Workload
     from hetero.advise.estimate import estimate as estimate
+    from hetero.advise.fit import does_it_fit as does_it_fit
+    from hetero.advise.fit import read_model as read_model
+    from hetero.advise.fleet import read_fleet as read_fleet
     from hetero.advise.match import match as match
     from hetero.plan.training.speed import training_time as training_time
     from hetero.train.footprint import footprint as footprint
@@ -20,6 +23,8 @@ else:
         __name__,
         {
             "hetero.advise.estimate": ("Estimate", "Workload", "estimate"),
+            "hetero.advise.fit": ("does_it_fit", "read_model"),
+            "hetero.advise.fleet": ("read_fleet",),
             "hetero.advise.match": ("match",),
             "hetero.plan.training.speed": ("training_time",),
             "hetero.train.footprint": ("footprint",),

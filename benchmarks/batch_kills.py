@@ -39,7 +39,7 @@ def work_through(out: str, log: str, count: int) -> None:
 
     with hetero.Context(devices="2xcpu", history=False) as ctx:
         ctx.map_batches(
-            note, range(count), out=out, options=BatchOptions(part=200, learn=False), batch=BATCH, resume=True
+            note, range(count), output=out, options=BatchOptions(part=200, learn=False), batch=BATCH, resume=True
         )
 
 

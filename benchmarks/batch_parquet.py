@@ -97,7 +97,7 @@ def contestants(data: Path, out: Path, count: int, ctx: hetero.Context, ray: Any
     import pyarrow.dataset as ds
 
     def by_hetero() -> None:
-        ctx.map_batches(double, data, out=out, form="parquet", limits=BatchLimits(memory=MEMORY))
+        ctx.map_batches(double, data, output=out, form="parquet", limits=BatchLimits(memory=MEMORY))
 
     def by_pyarrow() -> None:
         found = ds.dataset(data)
@@ -153,7 +153,7 @@ def main() -> None:
             ctx.map_batches(
                 double,
                 data,
-                out=out,
+                output=out,
                 form="parquet",
                 options=BatchOptions(overwrite=out.exists()),
                 limits=BatchLimits(memory=MEMORY),

@@ -121,10 +121,10 @@ def judge(row: Mapping[str, str]) -> Judged:
     asked = int(row["input_len"] or 0) + int(row["output_len"] or 0)
     spread = Sharding(pipeline=count)
     if row["framework"].startswith("llama.cpp"):
-        work = WorkloadSpec(model, weights=row["precision"], context=asked or 2048, engine="llama.cpp")
+        work = WorkloadSpec(model, weights=row["precision"], context=asked or 2048, framework="llama.cpp")
     elif row["kind"] in ("inference", "decode"):
         tokens = asked or LITGPT_TOKENS
-        work = WorkloadSpec(replace(model, tied=False), weights=row["precision"], context=tokens, engine="litgpt")
+        work = WorkloadSpec(replace(model, tied=False), weights=row["precision"], context=tokens, framework="litgpt")
     else:
         work = WorkloadSpec(
             replace(model, tied=False),
@@ -133,7 +133,7 @@ def judge(row: Mapping[str, str]) -> Judged:
             batch=int(row["batch"] or 1),
             context=asked,
             checkpointing=count > 1,
-            engine="litgpt",
+            framework="litgpt",
         )
         spread = Sharding(data=count, zero=3 if count > 1 else 0, mixed_units=True, synced=count == 1)
     room = _room(row["device"])

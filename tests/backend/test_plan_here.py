@@ -28,6 +28,6 @@ def test_a_small_model_is_planned_on_the_processor_of_this_host_known_or_not(
     (kind,) = kinds = read_fleet("here")
     assert kind.most_copies(1) == kind.count == 1
     assert kind.spec.flop_per_s["fp32"] == 1e11
-    (found,) = match("Qwen2.5-0.5B", kinds, weights="Q4_K_M", engine="llama.cpp")
+    (found,) = match("Qwen2.5-0.5B", kinds, weights="Q4_K_M", framework="llama.cpp")
     assert not found.refused
     assert found.throughput_per_s

@@ -65,7 +65,7 @@ def _keys() -> set[str]:
     recipes = {*training._OWN, *training._DATA, *training._TRAIN, *tune_recipe._KEYS}
     jobs = {*batch_recipe._OWN, *batch_recipe._KEYWORDS}
     jobs |= {each.name for options in (BatchOptions, BatchLimits) for each in fields(options)}
-    return (config | recipes | jobs) - {"train", "out"}
+    return (config | recipes | jobs) - {"train"}
 
 
 def _parameters() -> Iterator[tuple[str, str]]:
@@ -127,9 +127,6 @@ def test_no_parameter_of_a_public_function_is_a_synonym() -> None:
     kept = {
         ("Kernel", "out"),  # what a kernel writes, as NumPy's `out`
         ("Split", "fleet"),  # made by `split` alone
-        ("Context.lease", "apart_by"),  # a lease keeps away from workloads, and says how far
-        *((label, "out") for label in ("map_batches", "Context.map_batches")),
-        *(("match", "fleet"), ("compress", "quantise"), ("WorkloadSpec", "optimiser")),
     }
     found = {(label, name) for label, name in _parameters() if name in REFUSED}
     assert sorted(found - kept) == []

@@ -28,7 +28,7 @@ def objective(trial):
     return (trial["x"] - 2) ** 2
 """
 OF_FUNCTION = """
-search: {objective: tuned.py:objective, trials: 8, pruner: none}
+tune: {objective: tuned.py:objective, trials: 8, pruner: none}
 space:
   x: {linear: [-5, 5]}
 """
@@ -70,7 +70,7 @@ def test_a_recipe_is_searched_and_the_best_trains_as_it_did_in_its_trial(tmp_pat
     from hetero.recipes.search import carry_out_search, read_search
     from hetero.tune.values import SearchListener
 
-    settings = ["search.trials=2", "train.epochs=1", "train.global_batch=256", f"output={tmp_path / 'out'}"]
+    settings = ["tune.trials=2", "train.epochs=1", "train.global_batch=256", f"output={tmp_path / 'out'}"]
     outcome = carry_out_search(read_search(RECIPE, settings), SearchListener(), devices="1xcpu")
     best = outcome.found.best
     assert outcome.found.count("finished") == 2
@@ -122,17 +122,17 @@ def test_the_study_is_one_that_optunas_own_tools_read(whole: tuple[list[str], Pa
 @pytest.mark.parametrize(
     ("setting", "code", "words"),
     [
-        ("search.sampler=tpee", 3, "search.sampler='tpee' is not known; did you mean 'tpe'?"),
-        ("search.trial=3", 3, "search.trial: there is no such key; did you mean 'trials'?"),
-        ("search.metric=test_acuracy", 3, "did you mean 'test_accuracy'?"),
+        ("tune.sampler=tpee", 3, "tune.sampler='tpee' is not known; did you mean 'tpe'?"),
+        ("tune.trial=3", 3, "tune.trial: there is no such key; did you mean 'trials'?"),
+        ("tune.metric=test_acuracy", 3, "did you mean 'test_accuracy'?"),
         ("train.learning_rate={log: []}", 3, "train.learning_rate: log: [] is empty or no list"),
         ("train.learning_rate={lgo: [1, 2]}", 3, "did you mean 'log'?"),
         ("train.learning_rate={linear: [-1, 1]}", 3, "train.learning_rate: -1.0 is not allowed"),
         ("train.optimizer={choice: [adam, adamm]}", 3, "'adamm' is not allowed; did you mean 'adam'?"),
         ("train.global_batch={choice: [64, 9999]}", 2, "train.global_batch: 9999 is more than the 1438 samples"),
         ("train.epoch={whole: [1, 2]}", 3, "train.epoch: there is no such key; did you mean 'epochs'?"),
-        ("search.objective=tuned", 3, "names no function; write 'file.py:function'"),
-        ("search.objective=absent.py:f", 3, "absent.py cannot be imported"),
+        ("tune.objective=tuned", 3, "names no function; write 'file.py:function'"),
+        ("tune.objective=absent.py:f", 3, "absent.py cannot be imported"),
     ],
 )
 def test_a_mistake_in_a_search_is_one_line(setting: str, code: int, words: str, tmp_path: Path) -> None:

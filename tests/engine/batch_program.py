@@ -27,7 +27,7 @@ def main(out: str, merge: str) -> None:
         if merge:
             outcome = ctx.map_batches(value, range(160), merge="sum", options=BatchOptions(name=out, part=40), batch=8)
         else:
-            outcome = ctx.map_batches(work, range(160), out=out, options=BatchOptions(part=40), batch=8, resume=True)
+            outcome = ctx.map_batches(work, range(160), output=out, options=BatchOptions(part=40), batch=8, resume=True)
     print(repr(outcome.value), outcome.resumed)
 
 

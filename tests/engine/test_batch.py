@@ -81,7 +81,7 @@ def test_a_generator_is_read_as_its_records_are_needed(threads: hetero.Context) 
     threads.map_batches(
         lambda batch: [len(x) for x in batch],
         numbers(),
-        out=take,
+        output=take,
         options=BatchOptions(part=10),
         limits=BatchLimits(memory="10MB"),
         batch=5,
@@ -270,7 +270,7 @@ def test_a_device_far_too_slow_does_not_hold_the_others_up() -> None:
 
 def test_a_function_takes_results_in_order_while_the_run_goes_on(threads: hetero.Context) -> None:
     taken: list[int] = []
-    threads.map_batches(doubled, range(1000), out=taken.extend, options=BatchOptions(part=100))
+    threads.map_batches(doubled, range(1000), output=taken.extend, options=BatchOptions(part=100))
     assert taken == [2 * x for x in range(1000)]
 
 
@@ -337,7 +337,7 @@ def test_a_source_that_cannot_be_read_is_told_in_one_line(threads: hetero.Contex
         ({"batch": "atuo"}, "batch='atuo' is not allowed"),
         ({"errors": "many"}, "errors='many' is not allowed"),
         ({"merge": "summ"}, "merge='summ' is not allowed; did you mean 'sum'"),
-        ({"out": "folder", "form": "jsonn"}, "'jsonn' is no format of results; did you mean 'jsonl'"),
+        ({"output": "folder", "form": "jsonn"}, "'jsonn' is no format of results; did you mean 'jsonl'"),
         ({"resume": True, "overwrite": True}, "resume and overwrite exclude one another"),
         ({"share": 0}, "share=0 is not allowed"),
         ({"hours": "25:00-3"}, "hours='25:00-3' is not allowed"),
@@ -358,7 +358,7 @@ def test_devices_that_run_no_python_are_refused() -> None:
 
 def test_files_are_written_with_a_manifest_and_a_quarantine(threads: hetero.Context, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    outcome = threads.map_batches(refuses({3}), range(10), out=out, options=BatchOptions(part=4), errors=1)
+    outcome = threads.map_batches(refuses({3}), range(10), output=out, options=BatchOptions(part=4), errors=1)
     assert outcome.value == out
     assert sorted(path.name for path in out.iterdir()) == [
         "manifest.json", "part-00000.jsonl", "part-00001.jsonl", "part-00002.jsonl", "quarantine.jsonl",
@@ -373,13 +373,13 @@ def test_a_folder_that_holds_something_is_refused_resumed_or_overwritten(
     threads: hetero.Context, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    threads.map_batches(doubled, range(10), out=out)
+    threads.map_batches(doubled, range(10), output=out)
     with pytest.raises(BadValueError, match="holds a complete run; resume, overwrite"):
-        threads.map_batches(doubled, range(10), out=out)
-    assert threads.map_batches(doubled, range(10), out=out, resume=True).resumed == 10
+        threads.map_batches(doubled, range(10), output=out)
+    assert threads.map_batches(doubled, range(10), output=out, resume=True).resumed == 10
     with pytest.raises(BadValueError, match=r"holds results of sequence of 10, .*; the source is now sequence of 11"):
-        threads.map_batches(doubled, range(11), out=out, resume=True)
-    threads.map_batches(doubled, range(11), out=out, options=BatchOptions(overwrite=True))
+        threads.map_batches(doubled, range(11), output=out, resume=True)
+    threads.map_batches(doubled, range(11), output=out, options=BatchOptions(overwrite=True))
     assert len((out / "part-00000.jsonl").read_text().splitlines()) == 11
 
 
@@ -387,13 +387,13 @@ def test_files_of_others_are_never_removed(threads: hetero.Context, tmp_path: Pa
     (tmp_path / "letter.txt").write_text("dear")
     for way in ({}, {"resume": True}, {"overwrite": True}):
         with pytest.raises(BadValueError, match=r"files of others, such as letter.txt"):
-            threads.map_batches(doubled, range(10), out=tmp_path, **batch_options(**way))
+            threads.map_batches(doubled, range(10), output=tmp_path, **batch_options(**way))
     assert (tmp_path / "letter.txt").read_text() == "dear"
 
 
 def test_arrays_are_written_as_arrays(threads: hetero.Context, tmp_path: Path) -> None:
     rows = np.arange(20.0).reshape(10, 2)
-    threads.map_batches(lambda x: 2 * x, rows, out=tmp_path / "out", form="npy", options=BatchOptions(part=6))
+    threads.map_batches(lambda x: 2 * x, rows, output=tmp_path / "out", form="npy", options=BatchOptions(part=6))
     parts = [np.load(path) for path in sorted((tmp_path / "out").glob("*.npy"))]
     np.testing.assert_array_equal(np.concatenate(parts), 2 * rows)
 
@@ -402,7 +402,7 @@ def test_a_result_that_does_not_go_into_json_is_named_and_nothing_half_written(
     threads: hetero.Context, tmp_path: Path
 ) -> None:
     with pytest.raises(HeteroError, match="result 0 of items 0 to 10 does not go into JSON"):
-        threads.map_batches(lambda batch: [{1, 2}] * len(batch), range(10), out=tmp_path / "out")
+        threads.map_batches(lambda batch: [{1, 2}] * len(batch), range(10), output=tmp_path / "out")
     assert not list((tmp_path / "out").glob("part-*"))
 
 
@@ -420,7 +420,7 @@ def test_ended_by_an_exception_of_the_sink_it_leaves_no_thread(threads: hetero.C
         raise OSError("no room")
 
     with pytest.raises(OSError, match="no room"):
-        threads.map_batches(doubled, range(100_000), out=full, options=BatchOptions(part=10))
+        threads.map_batches(doubled, range(100_000), output=full, options=BatchOptions(part=10))
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith(("hetero-reader", "hetero-writer"))]
 
@@ -440,7 +440,7 @@ def test_a_run_that_costs_more_than_allowed_ends_and_goes_on_when_more_is_allowe
             range(200),
             batch=4,
             options=BatchOptions(part=10),
-            out=out,
+            output=out,
             limits=BatchLimits(price=0.3, usd_per_hour=prices),
         )
     found = threads.map_batches(
@@ -448,7 +448,7 @@ def test_a_run_that_costs_more_than_allowed_ends_and_goes_on_when_more_is_allowe
         range(200),
         batch=4,
         options=BatchOptions(part=10),
-        out=out,
+        output=out,
         resume=True,
         limits=BatchLimits(usd_per_hour=prices),
     )
@@ -519,7 +519,7 @@ def test_a_run_that_is_resumed_takes_no_results_of_another_job(
     def run(number: int, resume: bool) -> Any:
         fn, source, options = OTHERS[what](number)
         return threads.map_batches(
-            fn, source, out=tmp_path / "out", options=BatchOptions(part=50, **options), resume=resume
+            fn, source, output=tmp_path / "out", options=BatchOptions(part=50, **options), resume=resume
         )
 
     assert run(1, resume=False).resumed == 0
@@ -545,7 +545,7 @@ def test_a_merge_that_is_resumed_takes_no_states_of_another_merge(
     def top(k: int) -> Any:
         source = range(199, -1, -1)
         return threads.map_batches(
-            fails_at_the_end, source, merge=TopK(k), out=out, options=BatchOptions(part=50), batch=10, resume=True
+            fails_at_the_end, source, merge=TopK(k), output=out, options=BatchOptions(part=50), batch=10, resume=True
         )
 
     with pytest.raises(BadRecordsError):
@@ -559,7 +559,9 @@ def test_a_merge_that_is_resumed_takes_no_states_of_another_merge(
 def test_a_plain_iterator_is_not_taken_for_another_one(threads: hetero.Context, tmp_path: Path) -> None:
     def run(last: int) -> Any:
         source = (x for x in [*range(199), last])
-        return threads.map_batches(scaled(1), source, out=tmp_path / "out", options=BatchOptions(part=50), resume=True)
+        return threads.map_batches(
+            scaled(1), source, output=tmp_path / "out", options=BatchOptions(part=50), resume=True
+        )
 
     run(1)
     with pytest.raises(BadValueError, match="without name="):

@@ -74,7 +74,7 @@ def test_a_run_that_takes_more_energy_than_allowed_ends_and_goes_on_when_more_is
             range(200),
             batch=4,
             options=BatchOptions(part=10),
-            out=out,
+            output=out,
             limits=BatchLimits(energy="5Wh", watts=watts),
         )
     found = threads.map_batches(
@@ -82,7 +82,7 @@ def test_a_run_that_takes_more_energy_than_allowed_ends_and_goes_on_when_more_is
         range(200),
         batch=4,
         options=BatchOptions(part=10),
-        out=out,
+        output=out,
         resume=True,
         limits=BatchLimits(watts=watts),
     )
@@ -121,7 +121,7 @@ def test_a_limit_of_energy_on_a_device_whose_power_nobody_knows_is_refused_in_on
     out = tmp_path / "out"
     with pytest.raises(BadValueError, match=r"a limit of energy needs to know what cpu:1 draws.*watts=\{'cpu:1': 65\}"):
         threads.map_batches(
-            lambda batch: batch, range(10), out=out, limits=BatchLimits(energy="5Wh", watts={"cpu:0": 65})
+            lambda batch: batch, range(10), output=out, limits=BatchLimits(energy="5Wh", watts={"cpu:0": 65})
         )
     assert not out.exists()
 

@@ -65,10 +65,10 @@ def test_a_data_set_that_changed_is_not_resumed(ctx: hetero.Context, folder: Pat
 
     out = tmp_path / "out"
     with pytest.raises(HeteroError):
-        ctx.map_batches(stops, ds.dataset(folder, format="parquet"), out=out, form="parquet")
+        ctx.map_batches(stops, ds.dataset(folder, format="parquet"), output=out, form="parquet")
     pq.write_table(pa.table({"id": [1]}), folder / "2.parquet")
     with pytest.raises(HeteroError, match=r"data set of \d files.*data set of \d files"):
-        ctx.map_batches(stops, ds.dataset(folder, format="parquet"), out=out,
+        ctx.map_batches(stops, ds.dataset(folder, format="parquet"), output=out,
                         form="parquet", resume=True)  # fmt: skip
 
 
@@ -87,10 +87,10 @@ def test_rows_of_a_data_frame_are_its_records(ctx: hetero.Context, tmp_path: Pat
 
     whole = ctx.map_batches(scaled, frame)
     pd.testing.assert_frame_equal(whole.value, scaled(frame))
-    ctx.map_batches(scaled, frame, out=tmp_path / "rows", form="jsonl")
+    ctx.map_batches(scaled, frame, output=tmp_path / "rows", form="jsonl")
     text = (tmp_path / "rows" / "part-00000.jsonl").read_text().splitlines()
     assert text[3] == '{"x": 6.0, "word": "w3"}'
-    ctx.map_batches(scaled, frame, out=tmp_path / "columns", form="parquet")
+    ctx.map_batches(scaled, frame, output=tmp_path / "columns", form="parquet")
     assert pq.read_table(tmp_path / "columns").to_pydict() == scaled(frame).to_dict("list")
 
 
@@ -130,4 +130,4 @@ def test_a_word_that_names_no_device_is_refused(ctx: hetero.Context) -> None:
 
 def test_arrays_of_several_shapes_do_not_go_into_one_file(ctx: hetero.Context, tmp_path: Path) -> None:
     with pytest.raises(HeteroError, match="no array of numbers or text; return arrays of one shape"):
-        ctx.map_batches(lambda batch: [[1] * x for x in batch], list(range(5)), out=tmp_path / "out", form="npy")
+        ctx.map_batches(lambda batch: [[1] * x for x in batch], list(range(5)), output=tmp_path / "out", form="npy")

@@ -92,7 +92,7 @@ def test_killed_workers_cost_their_batches_in_flight_and_no_more(tmp_path: Path)
 
     with hetero.Context(devices="2xcpu", history=False) as ctx:
         outcome = ctx.map_batches(
-            work, range(600), batch=8, out=kill_a_worker, options=BatchOptions(part=150, learn=False)
+            work, range(600), batch=8, output=kill_a_worker, options=BatchOptions(part=150, learn=False)
         )
     assert killed == 3
     assert not outcome.bad
@@ -107,6 +107,6 @@ def test_results_that_wait_are_kept_on_disk_when_asked(tmp_path: Path) -> None:
         return batch
 
     with hetero.Context(devices="1xcpu", isolation="thread", history=False) as ctx:
-        ctx.map_batches(look, range(100), out=out, options=BatchOptions(spill=True, part=50), batch=5)
+        ctx.map_batches(look, range(100), output=out, options=BatchOptions(spill=True, part=50), batch=5)
     seen += [int(line) for path in sorted(out.glob("part-*")) for line in path.read_text().splitlines()]
     assert seen == list(range(100))

@@ -133,5 +133,5 @@ def test_a_result_that_is_not_finite_is_found_however_deep(threads: hetero.Conte
 
 
 def test_spilling_without_a_folder_is_refused(threads: hetero.Context) -> None:
-    with pytest.raises(HeteroError, match="spill=True needs a folder to spill to; give out='FOLDER'"):
+    with pytest.raises(HeteroError, match="spill=True needs a folder to spill to; give output='FOLDER'"):
         threads.map_batches(lambda batch: batch, [1], options=BatchOptions(spill=True))

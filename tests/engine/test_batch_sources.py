@@ -191,7 +191,9 @@ def test_a_page_that_is_damaged_is_blamed_on_its_own_file(tmp_path: Path, group:
 def test_a_flipped_bit_in_a_page_that_hetero_wrote_is_told_and_gives_no_value(
     threads: hetero.Context, tmp_path: Path
 ) -> None:
-    threads.map_batches(lambda batch: {"y": np.asarray(batch)}, list(range(1000)), out=tmp_path / "out", form="parquet")
+    threads.map_batches(
+        lambda batch: {"y": np.asarray(batch)}, list(range(1000)), output=tmp_path / "out", form="parquet"
+    )
     path = tmp_path / "out" / "part-00000.parquet"
     column = pq.ParquetFile(path).metadata.row_group(0).column(0)
     damage(path, (column.dictionary_page_offset or column.data_page_offset) + column.total_compressed_size - 8, 1)
@@ -207,12 +209,12 @@ def damage(path: Path, begin: int, count: int) -> None:
 
 def test_a_source_that_grew_is_told_when_a_run_is_resumed(threads: hetero.Context, tmp_path: Path) -> None:
     folder, out = folder_of(tmp_path, ".parquet", 20), tmp_path / "out"
-    threads.map_batches(halves, folder, out=out, form="parquet")
+    threads.map_batches(halves, folder, output=out, form="parquet")
     write(rows(20, 30), folder / "1.parquet")
     with pytest.raises(
         BadValueError, match=r"holds results of 1 files with 20 rows.*the source is now 2 files with 30"
     ):
-        threads.map_batches(halves, folder, out=out, form="parquet", resume=True)
+        threads.map_batches(halves, folder, output=out, form="parquet", resume=True)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -224,12 +226,12 @@ def test_parquet_comes_out_the_same_whatever_the_batches_and_the_order(
 ) -> None:
     folder = folder_of(tmp_path, ".parquet", 400, 333, 467)
     outs = [tmp_path / name for name in ("auto", "small", "unordered")]
-    processes.map_batches(halves, folder, out=outs[0], form="parquet", options=BatchOptions(part=500))
+    processes.map_batches(halves, folder, output=outs[0], form="parquet", options=BatchOptions(part=500))
     processes.map_batches(
-        halves, hetero.batch.Tables(folder), out=outs[1], form="parquet", options=BatchOptions(part=500), batch=9
+        halves, hetero.batch.Tables(folder), output=outs[1], form="parquet", options=BatchOptions(part=500), batch=9
     )
     processes.map_batches(
-        halves, folder, out=outs[2], form="parquet", options=BatchOptions(part=500, ordered=False), batch=64
+        halves, folder, output=outs[2], form="parquet", options=BatchOptions(part=500, ordered=False), batch=64
     )
     assert content(outs[0]) == content(outs[1]) == content(outs[2])
     assert pq.read_table(outs[0])["x"].to_pylist() == [x / 4 for x in range(1200)]
@@ -252,7 +254,7 @@ def test_parquet_comes_out_the_same_whatever_the_batches_and_the_order(
 def test_any_form_of_results_becomes_columns(
     threads: hetero.Context, tmp_path: Path, results: Any, rows: list[dict[str, Any]]
 ) -> None:
-    threads.map_batches(lambda batch: results(len(batch)), range(2), batch=2, out=tmp_path / "out", form="parquet")
+    threads.map_batches(lambda batch: results(len(batch)), range(2), batch=2, output=tmp_path / "out", form="parquet")
     assert pq.read_table(tmp_path / "out").to_pylist() == rows
 
 
@@ -264,7 +266,7 @@ def test_results_of_another_schema_than_before_are_told_and_not_written(
 
     with pytest.raises(HeteroError, match=r"items \d+ to \d+ have the columns value: \w+; those before had value"):
         threads.map_batches(
-            turns, range(20), batch=5, options=BatchOptions(part=10), out=tmp_path / "out", form="parquet"
+            turns, range(20), batch=5, options=BatchOptions(part=10), output=tmp_path / "out", form="parquet"
         )
     assert len(list((tmp_path / "out").glob("part-*"))) == 1
 
@@ -286,7 +288,7 @@ def test_rows_of_tables_that_hold_nan_are_set_aside_and_those_with_nulls_are_not
 
     source = folder_of(tmp_path, ".parquet", 8)
     found = threads.map_batches(
-        wrong, source, options=BatchOptions(check_finite=True), errors=2, out=tmp_path / "out", form="parquet"
+        wrong, source, options=BatchOptions(check_finite=True), errors=2, output=tmp_path / "out", form="parquet"
     )
     assert [(record.item, record.reason) for record in found.bad] == [
         (3, "the result holds NaN"), (6, "the result holds an infinity"),

@@ -194,7 +194,7 @@ def test_fine_tuning_keeps_zeros_and_lowers_the_loss(ctx: hetero.Context) -> Non
 
 def test_both_models_are_measured_on_every_device(ctx: hetero.Context, tmp_path: Path) -> None:
     pytest.importorskip("torchao")
-    made = hetero.train.compress(rows(), prune=0.5, structured=True, quantise="int8", test=separable(), devices=ctx)
+    made = hetero.train.compress(rows(), prune=0.5, structured=True, quantize="int8", test=separable(), devices=ctx)
     for figures in (made.before, made.after):
         assert set(figures.samples_per_s) == {"cpu:0", "cpu:1"}
         assert min(figures.samples_per_s.values()) > 0
@@ -206,17 +206,17 @@ def test_both_models_are_measured_on_every_device(ctx: hetero.Context, tmp_path:
 
 def test_a_convolution_alone_is_not_quantised() -> None:
     with pytest.raises(BadValueError, match="no linear layer, and others are not quantised"):
-        hetero.train.compress(nn.Sequential(nn.Conv2d(1, 2, 3)), quantise="int8", devices="1xcpu")
+        hetero.train.compress(nn.Sequential(nn.Conv2d(1, 2, 3)), quantize="int8", devices="1xcpu")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({}, "nothing to do; give prune=0.5, or quantise='int8'"),
+        ({}, "nothing to do; give prune=0.5, or quantize='int8'"),
         ({"prune": 1.0}, "prune=1.0 is not allowed"),
         ({"prune": -0.1}, "prune=-0.1 is not allowed"),
         ({"prune": True}, "prune=True is not allowed"),
-        ({"quantise": "int9"}, "quantise='int9' is not known; did you mean 'int8'?"),
+        ({"quantize": "int9"}, "quantize='int9' is not known; did you mean 'int8'?"),
         ({"prune": 0.5, "fine_tune": 1}, "give prune= and data= to train on"),
         ({"prune": 0.5, "fine_tune": -1}, "fine_tune=-1 is not allowed"),
     ],

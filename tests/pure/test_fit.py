@@ -77,7 +77,7 @@ def test_training_and_embedding_keep_no_cache_and_inference_no_activations() -> 
 
 
 def test_sixteen_bytes_a_parameter_is_what_mixed_precision_with_adam_comes_to() -> None:
-    mixed = WorkloadSpec(LLAMA, job="pretrain", optimiser="adamw-fp32", master_weights=True)
+    mixed = WorkloadSpec(LLAMA, job="pretrain", optimizer="adamw-fp32", master_weights=True)
     need = footprint(mixed)
     assert need.weights + need.gradients + need.optimiser == 16 * PARAMETERS
     pure = footprint(WorkloadSpec(LLAMA, job="finetune"))
@@ -86,7 +86,7 @@ def test_sixteen_bytes_a_parameter_is_what_mixed_precision_with_adam_comes_to() 
 
 @pytest.mark.parametrize(("optimiser", "bytes_each"), [("sgd", 0), ("lion", 2), ("adamw", 4), ("adamw-fp32", 8)])
 def test_an_optimiser_keeps_its_moments(optimiser: str, bytes_each: int) -> None:
-    assert footprint(WorkloadSpec(LLAMA, job="finetune", optimiser=optimiser)).optimiser == bytes_each * PARAMETERS
+    assert footprint(WorkloadSpec(LLAMA, job="finetune", optimizer=optimiser)).optimiser == bytes_each * PARAMETERS
 
 
 def test_adapters_learn_and_the_rest_does_not() -> None:
@@ -163,7 +163,7 @@ def test_the_fullest_stage_is_no_lighter_than_its_share_and_no_heavier_than_all(
 
 
 def test_the_host_keeps_an_input_table_only_where_memories_are_apart() -> None:
-    work = WorkloadSpec(LLAMA, weights="F16", engine="llama.cpp")
+    work = WorkloadSpec(LLAMA, weights="F16", framework="llama.cpp")
     table = 128256 * 4096 * 16.0005 / 8
     apart, together = footprint(work), footprint(work, shared=True)
     assert together.weights - apart.weights == pytest.approx(table, abs=2)
@@ -185,8 +185,8 @@ WORKLOADS = st.builds(
     weights=st.sampled_from([name for name, form in FORMATS.items() if form.trainable]),
     batch=st.integers(1, 64),
     context=st.integers(1, 16384),
-    engine=st.sampled_from(list(ENGINES)),
-    optimiser=st.sampled_from(list(OPTIMISERS)),
+    framework=st.sampled_from(list(ENGINES)),
+    optimizer=st.sampled_from(list(OPTIMISERS)),
     master_weights=st.booleans(),
     checkpointing=st.booleans(),
     flash=st.booleans(),
@@ -229,8 +229,8 @@ def test_a_device_of_many_never_carries_more_weights_than_a_device_alone(work: W
         ({"context": 1.5}, "context is 1.5"),
         ({"prompt": -1}, "prompt is -1"),
         ({"job": "finetun"}, "'finetun' is no job; did you mean 'finetune'?"),
-        ({"engine": "lama.cpp"}, "did you mean 'llama.cpp'?"),
-        ({"optimiser": "adamz"}, "'adamz' is no optimiser"),
+        ({"framework": "lama.cpp"}, "did you mean 'llama.cpp'?"),
+        ({"optimizer": "adamz"}, "'adamz' is no optimizer"),
         ({"weights": "Q4_K_X"}, "no number format is named 'Q4_K_X'"),
         ({"kv": "none"}, "no number format is named 'none'"),
         ({"job": "finetune", "weights": "nf4"}, "weights in nf4 cannot be trained; use bf16, or a 'lora' job"),
@@ -260,6 +260,6 @@ def test_a_spread_or_adapter_that_makes_no_sense_is_refused(make: Any, message: 
 
 @pytest.mark.parametrize("job", ["inference", "lora"])
 def test_a_prompt_that_is_longer_than_its_context_is_refused(job: Any) -> None:
-    with pytest.raises(BadValueError, match=r"a prompt of 4,096 tokens is longer than a context of 100; .*--tokens"):
+    with pytest.raises(BadValueError, match=r"a prompt of 4,096 tokens is longer than a context of 100; .*--context"):
         WorkloadSpec(find_model("Llama-3.1-8B"), job=job, prompt=4096, context=100)
     assert WorkloadSpec(find_model("Llama-3.1-8B"), prompt=100, context=100).answer_tokens == 0

@@ -23,9 +23,11 @@ SMALL, LARGE = find_model("Llama-3.1-8B"), find_model("Llama-3.1-70B")
 CARD = room_of(find("H100-SXM"))
 
 
-@given(gib=st.integers(16, 200), context=st.integers(64, 8192), engine=st.sampled_from(["torch", "vllm", "llama.cpp"]))
-def test_the_largest_batch_fits_and_one_more_does_not(gib: int, context: int, engine: str) -> None:
-    work, room = WorkloadSpec(SMALL, context=context, engine=engine), Room(gib * 2**30)
+@given(
+    gib=st.integers(16, 200), context=st.integers(64, 8192), framework=st.sampled_from(["torch", "vllm", "llama.cpp"])
+)
+def test_the_largest_batch_fits_and_one_more_does_not(gib: int, context: int, framework: str) -> None:
+    work, room = WorkloadSpec(SMALL, context=context, framework=framework), Room(gib * 2**30)
     batch = largest_batch(work, room)
     if batch:
         assert fit(replace(work, batch=batch), room).answer == "fits"

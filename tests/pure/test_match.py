@@ -20,7 +20,7 @@ from hetero.floor.errors import BadValueError, GraphError, NothingFitsError
 from hetero.plan.sizing.scores import CandidateFigures, pareto, ranks, scores
 from tests.matrices import DGX1_V100
 
-WORK = Workload("Llama-3.1-8B", batch=4, prompt=512, context=1024, engine="vllm")
+WORK = Workload("Llama-3.1-8B", batch=4, prompt=512, context=1024, framework="vllm")
 
 
 def test_a_device_that_is_too_small_is_refused_with_how_many_it_would_take() -> None:
@@ -223,7 +223,7 @@ devices:
 leases:
 - {workload: training, devices: [a/cuda:0, a/cuda:1, a/cuda:2]}
 """
-LARGE = Workload("Llama-3.1-70B", prompt=512, context=768, engine="vllm")
+LARGE = Workload("Llama-3.1-70B", prompt=512, context=768, framework="vllm")
 
 
 def _fleet(tmp_path: Path, text: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,3 +168,43 @@ def test_a_number_of_a_switch_is_written_in_plain_digits(monkeypatch: pytest.Mon
         monkeypatch.setenv("HETERO_DEBUG", text)
         with pytest.raises(BadValueError, match="whole number"):
             settings.debug_level()
+
+
+def test_names_of_the_last_version_work_in_python_and_warn() -> None:
+    from hetero.advise.fit import does_it_fit
+
+    with pytest.warns(DeprecationWarning, match=r"Workload\(engine=\) is deprecated: write framework="):
+        work = hetero.plan.Workload("Llama-3.1-8B", engine="vllm", context=1024)
+    assert work == hetero.plan.Workload("Llama-3.1-8B", framework="vllm", context=1024)
+    with pytest.warns(DeprecationWarning, match="Workload.engine is now Workload.framework"):
+        assert work.engine == "vllm"
+    with pytest.warns(DeprecationWarning, match=r"does_it_fit\(optimiser=\) is deprecated: write optimizer="):
+        assert does_it_fit("Llama-3.1-8B", "H100-SXM", job="lora", optimiser="sgd").work.optimizer == "sgd"
+    with pytest.warns(DeprecationWarning, match=r"match\(fleet=\) is deprecated: write devices="):
+        assert [one.device for one in hetero.plan.match("Llama-3.1-8B", fleet="H100-SXM")] == ["H100-SXM"]
+    with pytest.warns(DeprecationWarning, match=r"training_time\(batch=\) is deprecated: write global_batch="):
+        assert hetero.plan.training_time(100, [1.0], batch=10).steps == 10
+    with pytest.warns(DeprecationWarning, match=r"map_batches\(out=\) is deprecated: write output="):
+        refused(lambda: hetero.batch.map_batches(f, [1], out=3), "output=3 takes no results")
+    refused(lambda: hetero.plan.Workload("T4", engine="vllm", framework="vllm"), "both engine= and framework=")
+
+
+def test_keys_of_the_last_version_work_in_recipes_and_warn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from hetero.batch.recipe import read_batch_recipe
+    from hetero.cli.plan_choose import read_workload
+    from hetero.recipes.search import read_search
+
+    (tmp_path / "job.yaml").write_text("function: os:getcwd\nsource: [1, 2]\nout: folder\n")
+    assert read_batch_recipe(tmp_path / "job.yaml").keywords == {"output": "folder"}
+    assert "the key 'out' is now 'output'" in caplog.text
+    recipe = "{}:\n  trials: 3\nmodel: mnist\ntrain:\n  learning_rate: {{log: [1e-4, 1e-1]}}\n"
+    for section in ("search", "tune"):
+        (tmp_path / "r.yaml").write_text(recipe.format(section))
+        assert read_search(tmp_path / "r.yaml", ["search.sampler=random"]).plan.trials == 3
+    assert "'search' is now 'tune'" in caplog.text
+    (tmp_path / "r.yaml").write_text(recipe.format("search").replace("trials", "trails"))
+    with pytest.raises(ConfigError, match=r"r\.yaml:2: .*tune\.trails: there is no such key"):
+        read_search(tmp_path / "r.yaml")
+    (tmp_path / "w.yaml").write_text("model: Llama-3.1-8B\nengine: vllm\noptimiser: sgd\n")
+    work, _, _ = read_workload(str(tmp_path / "w.yaml"), {})
+    assert (work.framework, work.optimizer) == ("vllm", "sgd")

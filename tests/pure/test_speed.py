@@ -26,7 +26,7 @@ from hetero.plan.training.speed import model_flop, training_amounts, training_ti
 
 RATES = DeviceRates(1e14, 1e12, 1e11)
 LLAMA = find_model("Llama-3.1-8B")
-WORK = Workload(LLAMA, engine="vllm", prompt=512, context=1024)
+WORK = Workload(LLAMA, framework="vllm", prompt=512, context=1024)
 
 
 def _term(amounts: np.ndarray, name: str) -> float:
@@ -63,7 +63,7 @@ def test_tensor_parallel_devices_share_the_work_and_pay_with_messages() -> None:
 
 
 def test_stages_take_turns_at_an_answer_and_share_a_prompt_of_many_passes() -> None:
-    work = Workload(LLAMA, engine="llama.cpp", prompt=4096, context=4224)
+    work = Workload(LLAMA, framework="llama.cpp", prompt=4096, context=4224)
     one, four = (Sharding(pipeline=count) for count in (1, 4))
     assert _term(ideal_work.step_amounts(work, four, RATES, 1, 600), "weights") == _term(
         ideal_work.step_amounts(work, one, RATES, 1, 600), "weights"
@@ -137,7 +137,7 @@ def test_weights_are_multiplied_in_the_quickest_way_that_an_engine_has(
 
 
 def test_a_vector_rate_never_stands_in_for_that_of_matrix_units_anywhere_in_the_catalog() -> None:
-    work, unknown = Workload(LLAMA, engine="vllm", weights="bf16"), set()
+    work, unknown = Workload(LLAMA, framework="vllm", weights="bf16"), set()
     for spec in devices().values():
         units = {"tensor_cores", "matrix_cores"} & set(spec.capabilities) or "fp16_vector" in spec.flop_per_s
         matrix = [rate for key, rate in spec.flop_per_s.items() if rate and key in ("fp16", "bf16")]
@@ -158,7 +158,7 @@ def test_a_rate_with_sums_of_16_bits_alone_counts_half_where_an_engine_adds_up_i
 
 
 def test_a_head_that_is_the_input_table_is_multiplied_with_all_the_same() -> None:
-    tied = Workload("Qwen2.5-1.5B", engine="vllm")
+    tied = Workload("Qwen2.5-1.5B", framework="vllm")
     count = tied.model.parameters()
     assert count.head == 0
     flop = _term(ideal_work.step_amounts(tied, Sharding(), RATES, 1, 100), "arithmetic") * RATES.flop_per_s
@@ -167,7 +167,7 @@ def test_a_head_that_is_the_input_table_is_multiplied_with_all_the_same() -> Non
 
 def test_a_mixture_reads_the_experts_that_its_batch_touches() -> None:
     mixtral = find_model("Mixtral-8x7B")
-    work = Workload(mixtral, engine="vllm")
+    work = Workload(mixtral, framework="vllm")
     read = [_term(ideal_work.step_amounts(work, Sharding(), RATES, batch, 100), "weights") for batch in (1, 64)]
     assert read[0] == pytest.approx(2 * mixtral.parameters().active / 1e12, rel=0.01)
     assert read[1] == pytest.approx(2 * mixtral.parameters().total / 1e12, rel=0.02)
@@ -204,7 +204,9 @@ def _samples(cost: np.ndarray, noise: float, count: int) -> list[MeasuredRun]:
     found = []
     for number in range(count):
         prompt = int(chance.choice([128, 512, 2048]))
-        work = Workload(LLAMA, engine="vllm", batch=int(chance.choice([1, 8, 64])), prompt=prompt, context=2 * prompt)
+        work = Workload(
+            LLAMA, framework="vllm", batch=int(chance.choice([1, 8, 64])), prompt=prompt, context=2 * prompt
+        )
         spread = Sharding(tensor=1 + number % 2)
         amounts = ideal_work.run_amounts(work, spread, RATES, 0)
         seconds = float(np.exp(cost) @ amounts * np.exp(chance.normal(0, noise)))
@@ -251,7 +253,9 @@ def test_the_farther_the_measured_device_is_the_wider_is_the_interval() -> None:
 
 
 def test_an_estimate_carries_an_interval_and_an_origin_for_every_figure() -> None:
-    told = hetero.plan.estimate(hetero.plan.Workload("Llama-3.1-8B", engine="llama.cpp", weights="Q4_K_M"), "RTX-4090")
+    told = hetero.plan.estimate(
+        hetero.plan.Workload("Llama-3.1-8B", framework="llama.cpp", weights="Q4_K_M"), "RTX-4090"
+    )
     assert {"latency_s", "prefill_s", "step_s", "decode_tokens_per_s", "most_tokens_per_s"} <= set(told.figures)
     assert all(figure.low < figure.value < figure.high for figure in told.figures.values())
     assert {figure.origin for figure in told.figures.values()} == {"prior"}
@@ -261,7 +265,7 @@ def test_an_estimate_carries_an_interval_and_an_origin_for_every_figure() -> Non
 
 
 def test_devices_whose_intervals_overlap_are_a_tie_and_others_are_ranked() -> None:
-    work = Workload("Llama-3.1-8B", engine="llama.cpp", weights="Q4_K_M")
+    work = Workload("Llama-3.1-8B", framework="llama.cpp", weights="Q4_K_M")
     told = compare_speeds([estimate(work, name) for name in ("M1-Max-64GB", "RTX-4080", "RTX-4090")])
     assert told.splitlines() == ["1. RTX-4090, RTX-4080: a tie, their intervals overlap", "3. M1-Max-64GB"]
 
@@ -290,18 +294,18 @@ def test_recomputing_costs_a_third_more_and_sharded_weights_travel() -> None:
 
 def test_a_training_of_thirty_minutes_takes_ten_with_three_such_nodes() -> None:
     node = 100 / (30 * 60)
-    assert training_time(100, [node], batch=30).total_s == pytest.approx(30 * 60)
-    assert training_time(100, [node] * 3, batch=30).total_s == pytest.approx(10 * 60)
-    unequal = training_time(100, [node, node, node / 2, node / 2], batch=30)
+    assert training_time(100, [node], global_batch=30).total_s == pytest.approx(30 * 60)
+    assert training_time(100, [node] * 3, global_batch=30).total_s == pytest.approx(10 * 60)
+    unequal = training_time(100, [node, node, node / 2, node / 2], global_batch=30)
     assert unequal.plan.shares == (10, 10, 5, 5)
     assert unequal.speedup == pytest.approx(3.0)
 
 
 def test_a_node_that_would_make_the_training_longer_is_left_out_and_told() -> None:
-    told = training_time(100, [1.0, 1.0, 1e-4], batch=10)
+    told = training_time(100, [1.0, 1.0, 1e-4], global_batch=10)
     assert told.plan.shares == (5, 5, 0)
     assert "node 2 is left out" in told.explain()
-    alone = training_time(100, [1.0, 1.0], batch=10, exchanged_bytes=1e9, link_bytes_per_s=1e6)
+    alone = training_time(100, [1.0, 1.0], global_batch=10, exchanged_bytes=1e9, link_bytes_per_s=1e6)
     assert alone.speedup == pytest.approx(1.0)
 
 
@@ -315,9 +319,9 @@ def test_a_node_that_would_make_the_training_longer_is_left_out_and_told() -> No
         (lambda: estimate("Llama-3.1-8B", "WSE-2"), "no source for the arithmetic of WSE-2"),
         (lambda: estimate("Llama-3.1-8B", "H100"), "needs its SKU"),
         (lambda: Workload("Llama-3.1-8B", engine="vlmm"), "did you mean 'vllm'"),
-        (lambda: training_time(100, [1.0, 0.0], batch=8), "each must be above 0"),
-        (lambda: training_time(0, [1.0], batch=8), "0 samples"),
-        (lambda: training_time(9, [1.0], batch=8, exchanged_bytes=-1), "-1 bytes"),
+        (lambda: training_time(100, [1.0, 0.0], global_batch=8), "each must be above 0"),
+        (lambda: training_time(0, [1.0], global_batch=8), "0 samples"),
+        (lambda: training_time(9, [1.0], global_batch=8, exchanged_bytes=-1), "-1 bytes"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(call: object, said: str) -> None:

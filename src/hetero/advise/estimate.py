@@ -16,6 +16,7 @@ from hetero.advise.fit import read_model, room_of
 from hetero.advise.rates import rates_of
 from hetero.catalog.load import find
 from hetero.catalog.values import DeviceSpec
+from hetero.floor.deprecation import renamed_keywords
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import format_bytes, format_seconds, shown
 from hetero.model import workload as values
@@ -70,6 +71,7 @@ class Workload(values.WorkloadSpec):
 
     __slots__ = ()
 
+    @renamed_keywords(engine="framework", optimiser="optimizer")
     def __init__(self, model: str | Path | ModelSpec, job: values.Job = "inference", **how: Any) -> None:
         super().__init__(read_model(model), job, **how)
 
@@ -163,7 +165,7 @@ class Estimate:
         """
         work = self.work
         lines = [
-            f"{work.model.name} in {work.weights} by {work.engine} on {self.spread.devices} × {self.device.name}:"
+            f"{work.model.name} in {work.weights} by {work.framework} on {self.spread.devices} × {self.device.name}:"
             f" {self.memory.answer}, {format_bytes(self.memory.footprint.total)} a device"
         ]
         if self.memory.answer == "does not fit":
@@ -217,7 +219,7 @@ def estimate(
     if not 1 <= count <= _MOST_DEVICES:
         raise BadValueError(f"count is {shown(count)}", remedy=f"it must be from 1 to {_MOST_DEVICES:,}")
     room, rates = room_of(spec), rates_of(spec, work)
-    known = efficiency or known_of(spec, work.engine)
+    known = efficiency or known_of(spec, work.framework)
     how = spread or _usual(work, room, count)
     if work.training:
         return _training(work, spec, how, known)
@@ -249,7 +251,7 @@ def compare_speeds(found: Sequence[Estimate]) -> str:
 
     Examples
     --------
-    >>> work = Workload("Llama-3.1-8B", engine="llama.cpp", weights="Q4_K_M")
+    >>> work = Workload("Llama-3.1-8B", framework="llama.cpp", weights="Q4_K_M")
     >>> print(compare_speeds([estimate(work, name) for name in ("RTX-4080", "RTX-4090")]))
     1. RTX-4090, RTX-4080: a tie, their intervals overlap
     """

@@ -12,6 +12,7 @@ from typing import Any
 
 from hetero.catalog.load import find, find_model
 from hetero.catalog.values import DeviceSpec
+from hetero.floor.deprecation import renamed_keywords
 from hetero.floor.documents import blamed_on, read_json
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import format_bytes, shown
@@ -143,7 +144,7 @@ class FitReport:
 
         Examples
         --------
-        >>> print(does_it_fit("Llama-3.1-8B", "RTX-3080", weights="Q4_K_M", engine="llama.cpp").explain())
+        >>> print(does_it_fit("Llama-3.1-8B", "RTX-3080", weights="Q4_K_M", framework="llama.cpp").explain())
         Llama-3.1-8B, inference in Q4_K_M on RTX-3080: fits
             4.59 GB  weights
              268 MB  KV cache
@@ -170,6 +171,7 @@ class FitReport:
         return "\n".join(lines)
 
 
+@renamed_keywords(engine="framework", optimiser="optimizer")
 def does_it_fit(
     model: str | Path | ModelSpec,
     device: str | DeviceSpec,

@@ -84,20 +84,20 @@ class Target:
             sizes = list(self.files.layers.values())
             mean = sum(sizes) / len(sizes)
             tied = self.files.head or self.files.embedding
-            first = 0 if work.engine == "llama.cpp" else self.files.embedding
+            first = 0 if work.framework == "llama.cpp" else self.files.embedding
             ends = self.files.head + self.files.other
             return Layers(len(sizes), max(sizes) + cache, first, _head(work, ends, tied), tied / mean)
         form, count = number_format(work.weights), self.model.parameters()
         keeps = 2 if form.keeps_head else form.bytes_per_weight
         head = (count.head or count.embedding) * keeps
-        table = 0.0 if work.engine == "llama.cpp" else count.embedding * keeps
+        table = 0.0 if work.framework == "llama.cpp" else count.embedding * keeps
         mean = (count.linear + count.other) * form.bytes_per_weight / self.model.layers
         return Layers(self.model.layers, mean + cache, table, _head(work, count.head * keeps, head), head / mean)
 
 
 def _head(work: WorkloadSpec, own: float, shared: float) -> float:
     """Return the bytes of the output head: llama.cpp puts a shared table on the last device a second time."""
-    return own if own or work.engine != "llama.cpp" else shared
+    return own if own or work.framework != "llama.cpp" else shared
 
 
 def read_target(named: str, weights: str | None = None) -> Target:
@@ -260,7 +260,7 @@ def place(
         hint = did_you_mean(engine, ENGINES).removeprefix("; ")
         raise BadValueError(f"no settings are known for {engine!r}", remedy=hint or f"allowed: {', '.join(ENGINES)}")
     weights = target.weights or ("Q4_K_M" if engine == "llama.cpp" else "bf16")
-    work = WorkloadSpec(target.model, weights=weights, engine=_WORKS_AS[engine], **how)
+    work = WorkloadSpec(target.model, weights=weights, framework=_WORKS_AS[engine], **how)
     devices = _devices(kinds)
     if engine == "vllm":
         devices = tuple(device for device in devices if device.index >= 0)

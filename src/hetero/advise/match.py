@@ -16,6 +16,7 @@ from hetero.advise.fit import room_of
 from hetero.advise.fleet import Kind, catalog_fleet, group_of, read_fleet
 from hetero.advise.prices import Paid, Prices
 from hetero.catalog.load import devices
+from hetero.floor.deprecation import renamed_keywords
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 from hetero.floor.units import format_bytes, format_seconds
 from hetero.model.leases import LeaseRequest
@@ -233,8 +234,12 @@ def _most(found: Estimate) -> Any:
     return found.most_tokens_per_s or found.throughput_tokens_per_s
 
 
+@renamed_keywords(fleet="devices", engine="framework", optimiser="optimizer")
 def match(
-    workload: WorkloadSpec | str, fleet: str | Sequence[Kind] = "catalog", limits: MatchLimits | None = None, **how: Any
+    workload: WorkloadSpec | str,
+    devices: str | Sequence[Kind] = "catalog",
+    limits: MatchLimits | None = None,
+    **how: Any,
 ) -> list[Match]:
     """Return which devices suit a workload, the best first, those that cannot do it last.
 
@@ -242,7 +247,7 @@ def match(
     ----------
     workload
         What is to be done; a model's name stands for its inference, with `how` as further fields.
-    fleet
+    devices
         'here', 'catalog', words as in '2xH100-SXM,4xRTX-4090', a file, or kinds.
     limits
         What a choice must keep to.
@@ -261,7 +266,7 @@ def match(
     from hetero.advise.estimate import Workload
 
     work = Workload(workload, **how) if isinstance(workload, str) else replace(workload, **how)
-    kinds = read_fleet(fleet) if isinstance(fleet, str) else tuple(fleet)
+    kinds = read_fleet(devices) if isinstance(devices, str) else tuple(devices)
     found = choose(work, kinds, limits)
     return [*found.matches, *found.refused]
 

@@ -93,7 +93,7 @@ class Measurement:
     @property
     def engine(self) -> str:
         """The engine that hetero knows."""
-        return self.work.engine
+        return self.work.framework
 
 
 def engine_of(framework: str) -> str:
@@ -163,7 +163,7 @@ def _workload(row: Mapping[str, str], engine: str) -> WorkloadSpec:
         batch=batch,
         prompt=max(1, prompt),
         context=max(1, prompt) + answer,
-        engine=engine,
+        framework=engine,
         **how,
     )
 

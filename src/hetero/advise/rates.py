@@ -72,7 +72,7 @@ def _flop_per_s(device: DeviceSpec, work: WorkloadSpec) -> float | None:
     names = _PRECISIONS.get(name, _HALF)
     if name == "nvfp4" and "fp4" in device.capabilities:
         names = (*names, "fp8")
-    sums_frac = 1.0 if work.engine == "llama.cpp" else _SUMS_FRAC
+    sums_frac = 1.0 if work.framework == "llama.cpp" else _SUMS_FRAC
     if names != _PRECISIONS["fp32"] and _has_matrix_units(device):
         names = tuple(key for key in names if key not in _WITHOUT_MATRIX)
     known = [(key, device.rate(key)) for key in names]

@@ -26,7 +26,7 @@ from hetero.batch.run import BatchRun, RunSetup, StagedRun
 from hetero.batch.stages import Pipeline, chained
 from hetero.batch.worker import BatchProgram, packed_work, run_batch
 from hetero.floor import settings
-from hetero.floor.deprecation import Moved, moved_keywords
+from hetero.floor.deprecation import Moved, moved_keywords, renamed_keywords
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.floor.files import local_path
 from hetero.model.device import Device
@@ -49,6 +49,7 @@ _numbers = itertools.count(1)
 _TRIED = 3
 
 
+@renamed_keywords(out="output")
 @moved_keywords(Moved("options", BatchOptions, OF_OPTIONS), Moved("limits", BatchLimits, OF_LIMITS))
 def map_batches(
     fn: object,
@@ -56,7 +57,7 @@ def map_batches(
     *,
     batch: str | int | Mapping[str, int] = "auto",
     merge: object = None,
-    out: object = None,
+    output: object = None,
     form: str | None = None,
     errors: float | str = 0,
     resume: bool = False,
@@ -79,14 +80,14 @@ def map_batches(
     merge
         None or 'concatenate' keeps the results; 'sum', 'mean', 'count', `TopK(k)`, `Histogram(edges)` or an
         associative function of two values gives one value, combined on the devices first.
-    out
+    output
         Where the results go: None gives them back, a function gets them run by run, a folder gets files.
     form
         Of the files, 'jsonl', 'npy' or 'parquet'.
     errors
         How many bad records may be set aside, or which share, as in '1%'; one more stops the run.
     resume
-        True goes on where `out` holds a part of this run; what else it holds is refused.
+        True goes on where `output` holds a part of this run; what else it holds is refused.
     options
         How it is done: the parts of files, the cost of a record, the precision, checks of results.
     limits
@@ -101,7 +102,7 @@ def map_batches(
     BadRecordsError
         There are more bad records than allowed; the message names one and its place.
     BadValueError
-        An option is wrong, the source cannot be read, or `out` holds something.
+        An option is wrong, the source cannot be read, or `output` holds something.
     TimeLimitError, PriceLimitError, EnergyLimitError
         It took longer, cost more or took more energy than allowed.
     NothingFitsError
@@ -116,9 +117,9 @@ def map_batches(
     request = request_of(options, limits, batch=batch, merge=merge, errors=errors, resume=resume)
     program = _Program.of(fn, request)
     records = source_of(source)
-    sink = _sink(request, out, form)
+    sink = _sink(request, output, form)
     if request.options.spill and sink.journal is None:
-        raise BadValueError("spill=True needs a folder to spill to", remedy="give out='FOLDER'")
+        raise BadValueError("spill=True needs a folder to spill to", remedy="give output='FOLDER'")
     if ctx is not None and devices is not None:
         raise BadValueError(
             "ctx and devices exclude one another", remedy="give the Context, or the devices of a new one"

@@ -30,7 +30,7 @@ class BatchOptions:
     Attributes
     ----------
     overwrite
-        True begins anew where `out` holds something.
+        True begins anew where `output` holds something.
     ordered
         False lets a function that takes the results have them as they come.
     name

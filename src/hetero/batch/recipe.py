@@ -7,6 +7,7 @@ It must not open devices, or read records.
 from __future__ import annotations
 
 import inspect
+import logging
 import runpy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from hetero.session.config_yaml import lay_over
 
 __all__ = ["BatchRecipe", "read_batch_recipe"]
 
+_log = logging.getLogger("hetero")
 _OWN = ("function", "source")
 _NOT_HERE = ("ctx", "devices", "options", "limits")
 _KEYWORDS = tuple(
@@ -63,7 +65,7 @@ def read_batch_recipe(path: Path | str, set: Sequence[str] = (), **usual: object
 
     Parameters
     ----------
-    set : settings laid over it, 'out=FOLDER'
+    set : settings laid over it, 'output=FOLDER'
     **usual : options of `BatchOptions` where the job does not say
 
     Raises
@@ -77,6 +79,11 @@ def read_batch_recipe(path: Path | str, set: Sequence[str] = (), **usual: object
     if not isinstance(tree.value, dict):
         raise ConfigError(f"{path}: a job is a mapping of keys to values", remedy="see examples/embed_folder.yaml")
     given = {key: value for key, value in tree.value.items() if value is not None}
+    if "out" in given and "output" not in given:
+        _log.warning(
+            "%s: the key 'out' is now 'output'; the old name is taken by this version, and not by the next", path
+        )
+        given["output"] = given.pop("out")
     for key in _OWN:
         if key not in given:
             raise ConfigError(f"{path}: {key} is absent", remedy="name it; see examples/embed_folder.yaml")

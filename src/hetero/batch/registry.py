@@ -135,7 +135,7 @@ def sink_of(given: object, form: str | None = None) -> Sink:
     if callable(given):
         return CallSink(given)
     if not isinstance(given, str | Path):
-        raise BadValueError(f"out={given!r} takes no results", remedy="give a folder, a function or nothing")
+        raise BadValueError(f"output={given!r} takes no results", remedy="give a folder, a function or nothing")
     form = form or "jsonl"
     if form not in SINKS:
         raise BadValueError(

@@ -66,7 +66,7 @@ class FolderSink(Sink):
     quarantine: ClassVar[str] = QUARANTINE
 
     def __init__(self, folder: Path | str) -> None:
-        self.folder = local_path(folder, "out")
+        self.folder = local_path(folder, "output")
         self._unfinished = self.folder / UNFINISHED
         self._job: Job | None = None
 

@@ -40,7 +40,9 @@ def batch(
     from hetero.session.context import Context
 
     job = read_batch_recipe(recipe, set_ or [], progress=not json and not is_quiet())
-    keywords = dict(job.keywords) | ({} if output is None else {"out": output}) | ({"resume": True} if resume else {})
+    keywords = (
+        dict(job.keywords) | ({} if output is None else {"output": output}) | ({"resume": True} if resume else {})
+    )
     options = replace(job.options, overwrite=True) if overwrite else job.options
     with Context(job.context, devices=devices) as ctx:
         outcome = map_batches(job.function, job.source, ctx=ctx, options=options, limits=job.limits, **keywords)

@@ -43,7 +43,7 @@ def compress(
     from hetero.recipes.saved_models import compress_file
 
     target = output_file(output or model.parent / f"{model.stem}-compressed.safetensors", "--output")
-    wishes = {"prune": prune, "structured": structured, "quantise": quantize, "fine_tune": fine_tune}
+    wishes = {"prune": prune, "structured": structured, "quantize": quantize, "fine_tune": fine_tune}
     made = compress_file(model, target, data_path=data, devices=devices, **wishes)
     if json:
         print_json({"model": str(model), "output": str(target), **made.as_dict()})

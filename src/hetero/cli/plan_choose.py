@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetero.cli.old_names import warn
 from hetero.cli.options import AsJson, CatalogDevices, Prices
 from hetero.cli.output import console, fitted, print_json, say
 from hetero.floor.errors import ExitCode
@@ -52,7 +53,11 @@ def _from_file(word: str, given: Mapping[str, object]) -> tuple[WorkloadSpec, tu
     from hetero.floor.units import shown
 
     document = _document(Path(word))
-    known = ("model", "job", "weights", "kv", "batch", "context", "prompt", "engine", "optimiser", "checkpointing")
+    known = ("model", "job", "weights", "kv", "batch", "context", "prompt", "framework", "optimizer", "checkpointing")
+    for old, new in (("engine", "framework"), ("optimiser", "optimizer")):
+        if old in document and new not in document:
+            warn(f"{word}: {old}", f"{word}: {new}")
+            document[new] = document.pop(old)
     for key in document:
         if key not in (*known, "needs", "streams"):
             hint = did_you_mean(key, known).removeprefix("; ")
@@ -107,7 +112,7 @@ def choose(
 
     options = {
         **{"job": job, "weights": weights, "batch": batch, "prompt": prompt},
-        **{"context": context, "engine": framework},
+        **{"context": context, "framework": framework},
     }
     work, needed, streams = read_workload(workload, options)
     kinds = read_fleet(devices)
@@ -173,7 +178,7 @@ def _show(work: WorkloadSpec, found: DeviceChoice) -> None:
 
     out = console()
     if found.matches:
-        title = f"{work.model.name}, {work.job} in {work.weights} by {work.engine}"
+        title = f"{work.model.name}, {work.job} in {work.weights} by {work.framework}"
         table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
         for heading in ("", "devices", "score", "latency", "tokens/s", "$/h", "$/Mtok", "W", ""):
             table.add_column(heading, justify="left" if heading == "devices" else "right", no_wrap=True)

@@ -56,8 +56,8 @@ def fit(
         kv=kv,
         batch=batch,
         context=context,
-        engine=framework,
-        optimiser=optimizer,
+        framework=framework,
+        optimizer=optimizer,
         checkpointing=checkpointing,
     )
     if json:

@@ -49,7 +49,7 @@ def speed(
     from hetero.advise.fleet import read_fleet
 
     how: dict[str, Any] = {"job": job, "weights": weights, "batch": batch, "prompt": prompt, "context": context}
-    work = Workload(model, **how, engine=framework, checkpointing=checkpointing)
+    work = Workload(model, **how, framework=framework, checkpointing=checkpointing)
     found = [estimate(work, kind.spec, kind.count or 1) for kind in read_fleet(devices)]
     if json:
         print_json([one.as_dict() for one in found])

@@ -19,7 +19,7 @@ from hetero.compression.quantisation import WORDS, check_word, quantise
 from hetero.drive.frame import Frame, current
 from hetero.drive.throttle import Stopwatch
 from hetero.floor import clock
-from hetero.floor.deprecation import moved_keywords
+from hetero.floor.deprecation import moved_keywords, renamed_keywords
 from hetero.floor.errors import BadValueError
 from hetero.floor.files import atomic_write, output_file
 from hetero.session.options import OPENING, ContextOptions, Fleet, lent_or_opened
@@ -113,13 +113,14 @@ class Compressed:
         }
 
 
+@renamed_keywords(quantise="quantize")
 @moved_keywords(OPENING)
 def compress(
     model: object,
     *,
     prune: float = 0.0,
     structured: bool = False,
-    quantise: str | None = None,
+    quantize: str | None = None,
     test: object = None,
     data: object = None,
     fine_tune: int = 0,
@@ -140,7 +141,7 @@ def compress(
     structured
         True takes out whole channels, which makes the model faster; False makes single weights zero, which makes its
         file smaller.
-    quantise
+    quantize
         'int8' or 'int8-weights', None to leave the weights as they are.
     test
         Data as for `hetero.Trainer`, on which accuracy and speed are measured.
@@ -173,16 +174,16 @@ def compress(
 
     if not isinstance(model, torch.nn.Module):
         raise BadValueError(f"{type(model).__name__} is no model", remedy="give a torch.nn.Module")
-    _check(prune, quantise, fine_tune, data)
-    job = _Job(prune, structured, quantise, fine_tune, loss or torch.nn.CrossEntropyLoss(), optimizer, global_batch)
+    _check(prune, quantize, fine_tune, data)
+    job = _Job(prune, structured, quantize, fine_tune, loss or torch.nn.CrossEntropyLoss(), optimizer, global_batch)
     with lent_or_opened(devices, context, history=False) as ctx:
         made, notes = job.carry_out(model, data, ctx)
         speeds = measure_speeds(ctx, (model, made), test)
         before, after = (
             _figures(each, word, speed, job, test, ctx)
-            for each, word, speed in zip((model, made), (None, quantise), speeds, strict=True)
+            for each, word, speed in zip((model, made), (None, quantize), speeds, strict=True)
         )
-    return Compressed(made, before, after, quantise, tuple(notes))
+    return Compressed(made, before, after, quantize, tuple(notes))
 
 
 def _check(prune: float, quantise: str | None, fine_tune: int, data: object) -> None:
@@ -191,7 +192,7 @@ def _check(prune: float, quantise: str | None, fine_tune: int, data: object) -> 
     if quantise is not None:
         check_word(quantise)
     if not prune and quantise is None:
-        raise BadValueError("nothing to do", remedy="give prune=0.5, or quantise='int8'")
+        raise BadValueError("nothing to do", remedy="give prune=0.5, or quantize='int8'")
     if isinstance(fine_tune, bool) or not isinstance(fine_tune, int) or fine_tune < 0:
         raise BadValueError(f"fine_tune={fine_tune!r} is not allowed", remedy="give a whole number of epochs")
     if fine_tune and (not prune or data is None):

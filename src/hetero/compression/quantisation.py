@@ -28,7 +28,7 @@ def check_word(word: str) -> str:
     """
     if word not in WORDS:
         raise BadValueError(
-            f"quantise={word!r} is not known{did_you_mean(word, WORDS)}", remedy=f"give {' or '.join(WORDS)}"
+            f"quantize={word!r} is not known{did_you_mean(word, WORDS)}", remedy=f"give {' or '.join(WORDS)}"
         )
     return word
 

@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 
 from hetero.floor.errors import BadValueError
 
-__all__ = ["Moved", "moved_keywords"]
+__all__ = ["Moved", "moved_keywords", "renamed_keywords"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -71,6 +71,46 @@ def moved_keywords(*moved: Moved) -> Callable[[Callable[P, R]], Callable[P, R]]:
             if not former.isdisjoint(kwargs):
                 for one in moved:
                     _fold(name, one, former, kwargs)
+            return function(*args, **kwargs)
+
+        return accept
+
+    return decorate
+
+
+def renamed_keywords(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator by which a function still takes keywords under the names that they had.
+
+    Parameters
+    ----------
+    names
+        The name of today by the name of the last version.
+
+    Raises
+    ------
+    BadValueError
+        The decorated function was given a keyword under both names.
+
+    Examples
+    --------
+    >>> @renamed_keywords(optimiser="optimizer")
+    ... def train(model, optimizer="adam"):
+    ...     return optimizer
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     train("a model", optimiser="sgd"), str(caught[0].message)
+    ('sgd', 'train(optimiser=) is deprecated: write optimizer=')
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        name = function.__qualname__.removesuffix(".__init__")
+
+        @wraps(function)
+        def accept(*args: P.args, **kwargs: P.kwargs) -> R:
+            for old in [each for each in names if each in kwargs]:
+                if names[old] in kwargs:
+                    raise BadValueError(f"{name} was given both {old}= and {names[old]}=", remedy=f"leave {old}= out")
+                warnings.warn(f"{name}({old}=) is deprecated: write {names[old]}=", DeprecationWarning, stacklevel=2)
+                kwargs[names[old]] = kwargs.pop(old)
             return function(*args, **kwargs)
 
         return accept

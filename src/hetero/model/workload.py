@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
+from warnings import warn
 
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.floor.units import shown
@@ -192,9 +193,9 @@ class WorkloadSpec:
         answered.
     chunk
         Tokens of the prompts that are read in one pass, 0 for as many as the engine takes.
-    engine
-        One of `ENGINES`.
-    optimiser
+    framework
+        What runs it, one of `ENGINES`.
+    optimizer
         One of `OPTIMISERS`.
     master_weights
         True for a copy of the weights in 32 bits.
@@ -223,8 +224,8 @@ class WorkloadSpec:
     context: int = 2048
     prompt: int = 0
     chunk: int = 0
-    engine: str = "torch"
-    optimiser: str = "adamw"
+    framework: str = "torch"
+    optimizer: str = "adamw"
     master_weights: bool = False
     gradient_bytes: float = 0.0
     checkpointing: bool = False
@@ -233,8 +234,8 @@ class WorkloadSpec:
 
     def __post_init__(self) -> None:
         _one_of("job", self.job, JOBS)
-        _one_of("engine", self.engine, tuple(ENGINES))
-        _one_of("optimiser", self.optimiser, tuple(OPTIMISERS))
+        _one_of("framework", self.framework, tuple(ENGINES))
+        _one_of("optimizer", self.optimizer, tuple(OPTIMISERS))
         number_format(self.kv)
         _at_least("batch", self.batch, 1)
         _at_least("context", self.context, 1)
@@ -250,6 +251,18 @@ class WorkloadSpec:
             raise BadValueError(
                 f"weights in {form.name} cannot be trained", remedy="use bf16, or a 'lora' job on top of them"
             )
+
+    @property
+    def engine(self) -> str:
+        """The framework, under the name of the last version."""
+        warn("Workload.engine is now Workload.framework", DeprecationWarning, stacklevel=2)
+        return self.framework
+
+    @property
+    def optimiser(self) -> str:
+        """The optimizer, under the name of the last version."""
+        warn("Workload.optimiser is now Workload.optimizer", DeprecationWarning, stacklevel=2)
+        return self.optimizer
 
     @property
     def training(self) -> bool:

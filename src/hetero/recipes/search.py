@@ -7,6 +7,7 @@ It must not run a trial.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from hetero.tune.values import SearchListener, SearchPlan, SearchResult
 
 __all__ = ["METRICS", "RecipeObjective", "SearchOutcome", "SearchRecipe", "carry_out_search", "read_search"]
 
+_log = logging.getLogger("hetero")
 METRICS = ("test_accuracy", "test_loss")
 _KEYS = ("objective", "metric", "trials", "sampler", "pruner", "goal", "seed")
 _ALL = 10**5
@@ -179,10 +181,10 @@ def read_search(path: Path | str, set: Sequence[str] = ()) -> SearchRecipe:
     ConfigError
         The file cannot be read, a key, a range or a value is wrong, or nothing is left open to search.
     """
-    tree = read_tree(path, set)
+    tree = _of_today(read_tree(path, set))
     section = _section(tree)
     name = Path(path).stem
-    tree.value.pop("search", None)
+    tree.value.pop("tune", None)
     output = Path(str(tree.value.get("output") or f"{name}-search")).expanduser()
     word = section.get("objective")
     if word is None:
@@ -195,17 +197,29 @@ def read_search(path: Path | str, set: Sequence[str] = ()) -> SearchRecipe:
     return SearchRecipe(_function(tree, word), plan, output, context)
 
 
+def _of_today(tree: Tree) -> Tree:
+    """Return a recipe whose section `search`, the name of the last version, is called `tune`."""
+    if "search" not in tree.value:
+        return tree
+    _log.warning("%s: 'search' is now 'tune'; the next version no longer takes the old name", tree.name)
+    value = {key: part for key, part in tree.value.items() if key != "search"}
+    old, new = tree.value["search"], value.get("tune")
+    value["tune"] = {**new, **old} if isinstance(new, dict) and isinstance(old, dict) else old
+    places = {("tune", *key[1:]) if key[:1] == ("search",) else key: place for key, place in tree.places.items()}
+    return Tree(value, places, tree.name)
+
+
 def _section(tree: Tree) -> dict[str, object]:
-    section = tree.value.get("search") or {}
+    section = tree.value.get("tune") or {}
     if not isinstance(section, dict):
         raise ConfigError(
-            f"{tree.place(('search',))}: search: {shown(section)} is not a mapping",
+            f"{tree.place(('tune',))}: tune: {shown(section)} is not a mapping",
             remedy=f"allowed keys: {', '.join(_KEYS)}",
         )
     for key in section:
         if key not in _KEYS:
             raise ConfigError(
-                f"{tree.place(('search', key))}: search.{key}: there is no such key{did_you_mean(key, _KEYS)}",
+                f"{tree.place(('tune', key))}: tune.{key}: there is no such key{did_you_mean(key, _KEYS)}",
                 remedy=f"allowed keys: {', '.join(_KEYS)}",
             )
     return {key: value for key, value in section.items() if value is not None}
@@ -251,7 +265,7 @@ def _plan(tree: Tree, section: Mapping[str, Any], what: str, space: Space, goal:
         return SearchPlan(what, space, trials, *words, section.get("seed", settings.seed()))
     except BadValueError as error:
         key = error.problem.partition("=")[0]
-        raise ConfigError(f"{tree.place(('search', key))}: search.{error.problem}", remedy=error.remedy) from error
+        raise ConfigError(f"{tree.place(('tune', key))}: tune.{error.problem}", remedy=error.remedy) from error
 
 
 # --- recipes -----------------------------------------------------------------------------------------------
@@ -261,7 +275,7 @@ def _of_recipe(tree: Tree, name: str, section: Mapping[str, object]) -> tuple[Re
     metric = section.get("metric", METRICS[0])
     if metric not in METRICS:
         raise ConfigError(
-            f"{tree.place(('search', 'metric'))}: search.metric: {shown(metric)} is not allowed"
+            f"{tree.place(('tune', 'metric'))}: tune.metric: {shown(metric)} is not allowed"
             f"{did_you_mean(metric, METRICS)}",
             remedy=f"allowed: {', '.join(METRICS)}",
         )
@@ -289,11 +303,11 @@ def _what(tree: Tree, objective: RecipeObjective) -> str:
 
 def _function(tree: Tree, word: object) -> Callable[[Trial], object]:
     """Return the function that 'file.py:function' or 'module:function' names."""
-    place = tree.place(("search", "objective"))
+    place = tree.place(("tune", "objective"))
     home, colon, name = str(word).rpartition(":")
     if not colon or not home or not name:
         raise ConfigError(
-            f"{place}: search.objective: {shown(word)} names no function",
+            f"{place}: tune.objective: {shown(word)} names no function",
             remedy="write 'file.py:function' or 'module:function'",
         )
     try:
@@ -302,11 +316,11 @@ def _function(tree: Tree, word: object) -> Callable[[Trial], object]:
         raise
     except Exception as error:
         raise ConfigError(
-            f"{place}: search.objective: {home} cannot be imported: {type(error).__name__}: {error}",
+            f"{place}: tune.objective: {home} cannot be imported: {type(error).__name__}: {error}",
             remedy="give a file from where you are, or a module that Python finds",
         ) from error
     if not callable(found):
-        raise ConfigError(f"{place}: search.objective: {home} has no function {name!r}", remedy="name one that it has")
+        raise ConfigError(f"{place}: tune.objective: {home} has no function {name!r}", remedy="name one that it has")
     function: Callable[[Trial], Any] = found
     return function
 

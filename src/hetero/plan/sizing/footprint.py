@@ -192,7 +192,7 @@ def _weights(work: WorkloadSpec, spread: Sharding, shared: bool) -> tuple[float,
     """Return the bytes of the weights on one device, and of what is gathered for a moment beside them."""
     model, form = work.model, number_format(work.weights)
     count = model.parameters()
-    engine = ENGINES[work.engine]
+    engine = ENGINES[work.framework]
     host = engine.host_embedding and not shared
     whole = weight_bytes(model, form, host_embedding=host, packs_head=engine.packs_head)
     table = 0.0 if host and count.head else count.embedding * (form.bytes_per_weight if form.whole_model else 2)
@@ -219,7 +219,7 @@ def _learning(work: WorkloadSpec, spread: Sharding) -> tuple[float, float, float
         with_gradient = count.total / spread.tensor / spread.pipeline
     replicas = spread.data
     kept = with_gradient / (replicas if spread.zero >= 2 and spread.synced else 1)
-    rule = OPTIMISERS[work.optimiser]
+    rule = OPTIMISERS[work.optimizer]
     state = rule.moments * (rule.moment_bytes or own) + (4.0 if work.master_weights else 0.0)
     adapters = trainable * own if work.job == "lora" else 0.0
     return (
@@ -278,7 +278,7 @@ def footprint(work: WorkloadSpec, spread: Sharding | None = None, shared: bool =
         moment = tokens * (again + loss_bytes(work.model, spread.tensor))
     else:
         moment = pass_bytes(work, spread.tensor)
-    engine = ENGINES[work.engine]
+    engine = ENGINES[work.framework]
     return Footprint(
         weights=ceil(weights + adapters),
         kv_cache=ceil(_kv(work, spread)),
@@ -395,7 +395,7 @@ def pass_bytes(work: WorkloadSpec, tensor: int = 1) -> float:
     One layer's widest moment (the MLP's inner values twice beside the residual and the normed input) for the tokens of
     the pass, or the logits, whichever is larger; logits follow the last layer.
     """
-    model, engine = work.model, ENGINES[work.engine]
+    model, engine = work.model, ENGINES[work.framework]
     prompt = min(work.prompt or work.context, work.context)
     tokens = work.batch * prompt
     if engine.step_tokens:

@@ -59,7 +59,7 @@ def largest_batch(work: WorkloadSpec, room: Room, spread: Sharding | None = None
     --------
     >>> from hetero.model.architecture import ModelSpec
     >>> llama = ModelSpec("l", 32, 4096, 32, 8, 128, 14336, 128256)
-    >>> largest_batch(WorkloadSpec(llama, context=8192, engine="vllm"), Room(40 * 2**30))
+    >>> largest_batch(WorkloadSpec(llama, context=8192, framework="vllm"), Room(40 * 2**30))
     23
     """
     return _largest(_MOST_BATCH, lambda batch: fit(replace(work, batch=batch), room, spread).answer == "fits")
@@ -83,7 +83,7 @@ def shardings(work: WorkloadSpec, count: int) -> Iterator[Sharding]:
             if count % tensor == 0 and work.model.heads % tensor == 0:
                 yield Sharding(tensor=tensor, data=count // tensor, zero=3)
         return
-    if work.engine != "llama.cpp":
+    if work.framework != "llama.cpp":
         for tensor in range(min(count, work.model.heads), 1, -1):
             if count % tensor == 0 and work.model.heads % tensor == 0:
                 yield Sharding(tensor=tensor, pipeline=count // tensor)
@@ -120,8 +120,8 @@ def _other_workloads(work: WorkloadSpec) -> Iterator[tuple[str, str, WorkloadSpe
         yield "use fused attention", "nothing", replace(work, flash=True)
     if not work.training and number_format(work.kv).bits > 9:
         yield "keep the KV cache in 8 bits", "a little accuracy", replace(work, kv="fp8")
-    if work.training and work.optimiser.startswith("adam") and work.optimiser != "adamw-8bit" and work.job != "lora":
-        yield "keep the optimiser in 8 bits", "a little accuracy", replace(work, optimiser="adamw-8bit")
+    if work.training and work.optimizer.startswith("adam") and work.optimizer != "adamw-8bit" and work.job != "lora":
+        yield "keep the optimiser in 8 bits", "a little accuracy", replace(work, optimizer="adamw-8bit")
     if work.batch > 1:
         yield "take one sequence at a time", "throughput", replace(work, batch=1)
     if work.job in ("finetune",):
@@ -145,7 +145,7 @@ def _smaller_weights(work: WorkloadSpec) -> Iterator[tuple[str, str, WorkloadSpe
         return
     names = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_S", "IQ2_M")
     others = ("fp8", "nf4-dq")
-    for name in names if work.engine == "llama.cpp" else others:
+    for name in names if work.framework == "llama.cpp" else others:
         if number_format(name).bits < bits:
             yield f"weights in {name}", "accuracy", replace(work, weights=name)
 

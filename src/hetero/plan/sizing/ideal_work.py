@@ -109,7 +109,7 @@ def _moved_bytes(work: WorkloadSpec, tokens: float, kept: float) -> float:
     model, form = work.model, number_format(work.weights)
     width = 4 * model.hidden + model.query_width + model.value_width + 2 * model.kv_heads * model.head_dim
     width += (3 if model.gated else 2) * model.mlp_width_per_token
-    size = 4 if work.engine == "llama.cpp" else 2
+    size = 4 if work.framework == "llama.cpp" else 2
     packed = form.bits < 16 and form.name not in _MULTIPLIED_AS_STORED and tokens > FEW_TOKENS
     unpacked = 4.0 * multiplied(model)[0] if packed else 0.0
     scores = 0.0 if work.flash else 2.0 * model.heads * kept
@@ -119,7 +119,7 @@ def _moved_bytes(work: WorkloadSpec, tokens: float, kept: float) -> float:
 def _weights_read(work: WorkloadSpec, tokens: float) -> float:
     """Return the bytes of the weights that a pass of so many tokens reads; of the input table only the tokens' rows."""
     model, form = work.model, number_format(work.weights)
-    whole = weight_bytes(model, form, host_embedding=True, packs_head=ENGINES[work.engine].packs_head)
+    whole = weight_bytes(model, form, host_embedding=True, packs_head=ENGINES[work.framework].packs_head)
     each = (3 if model.gated else 2) * model.hidden * model.expert_intermediate
     routed = model.expert_layers * model.experts * each * form.bytes_per_weight
     return whole - routed * (1 - touched_frac(model, tokens))
@@ -171,7 +171,7 @@ def prompt_amounts(work: WorkloadSpec, spread: Sharding, rates: DeviceRates, bat
     """
     prompt = work.prompt_tokens
     tokens = batch * prompt
-    chunk = min(work.chunk or ENGINES[work.engine].step_tokens or tokens, tokens)
+    chunk = min(work.chunk or ENGINES[work.framework].step_tokens or tokens, tokens)
     passes = max(1.0, tokens / chunk)
     values = work.model.kv_values(max(1, prompt // 2)) * number_format(work.kv).bytes_per_weight
     read = values * max(1.0, chunk / prompt) if chunk <= FEW_TOKENS else 0.0
@@ -200,7 +200,7 @@ def sequences_at_once(work: WorkloadSpec, room: Room, spread: Sharding, steady: 
     -----
     Each sequence is given the room of its whole length, so that none must be evicted.
     """
-    engine = ENGINES[work.engine]
+    engine = ENGINES[work.framework]
     one = footprint(replace(work, batch=1), spread, room.shared)
     free = room.usable_bytes - (one.total - one.kv_cache)
     if not one.kv_cache:

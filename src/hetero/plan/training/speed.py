@@ -12,6 +12,7 @@ from math import ceil, inf
 
 import numpy as np
 
+from hetero.floor.deprecation import renamed_keywords
 from hetero.floor.errors import BadValueError
 from hetero.model.quantisation import number_format
 from hetero.model.workload import Sharding, WorkloadSpec
@@ -118,10 +119,11 @@ class TrainingTime:
         return "\n".join(lines)
 
 
+@renamed_keywords(batch="global_batch")
 def training_time(
     samples: int,
     samples_per_s: Sequence[float],
-    batch: int,
+    global_batch: int,
     epochs: int = 1,
     exchanged_bytes: float = 0.0,
     link_bytes_per_s: float = inf,
@@ -134,7 +136,7 @@ def training_time(
         Of one epoch.
     samples_per_s
         Of each node, alone.
-    batch
+    global_batch
         Samples of a step over all nodes.
     exchanged_bytes
         Of the gradients, exchanged at each step by a ring.
@@ -143,7 +145,7 @@ def training_time(
 
     Notes
     -----
-    steps = epochs · ⌈samples / batch⌉; a step takes max over the nodes of share / speed, and
+    steps = epochs · ⌈samples / global_batch⌉; a step takes max over the nodes of share / speed, and
     2 · (k − 1)/k · bytes / bandwidth for k nodes; the last one of an epoch takes its part of that. A node that would
     make the step longer is left out.
 
@@ -152,9 +154,9 @@ def training_time(
     A node trains on 100 samples in 30 minutes; with one as fast and two half as fast beside it, in 10:
 
     >>> node = 100 / (30 * 60)
-    >>> round(training_time(100, [node, node, node / 2, node / 2], batch=20).total_s / 60, 1)
+    >>> round(training_time(100, [node, node, node / 2, node / 2], global_batch=20).total_s / 60, 1)
     10.5
-    >>> round(training_time(100, [node, node, node / 2, node / 2], batch=100).total_s / 60, 1)
+    >>> round(training_time(100, [node, node, node / 2, node / 2], global_batch=100).total_s / 60, 1)
     10.2
     """
     if samples < 1 or epochs < 1:
@@ -167,7 +169,7 @@ def training_time(
         )
     models = [StepModel(0.0, 1 / speed) for speed in samples_per_s]
     ring = [0.0, *(2 * (count - 1) / count for count in range(1, len(models) + 1))]
-    plan = make_plan(models, min(batch, samples), [part * exchanged_bytes / link_bytes_per_s for part in ring])
-    steps = epochs * ceil(samples / batch)
+    plan = make_plan(models, min(global_batch, samples), [part * exchanged_bytes / link_bytes_per_s for part in ring])
+    steps = epochs * ceil(samples / global_batch)
     alone_s = epochs * samples / max(samples_per_s)
-    return TrainingTime(epochs * samples / min(batch, samples) * plan.step_s, alone_s, steps, plan)
+    return TrainingTime(epochs * samples / min(global_batch, samples) * plan.step_s, alone_s, steps, plan)

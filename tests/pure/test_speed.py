@@ -80,7 +80,7 @@ UNKNOWN_MATRIX_RATE = ("Arc-A770", "Arc-B580", "Jetson-AGX-Thor", "RX-9070-XT")
 
 def _multiplied_per_s(device: DeviceSpec, engine: str, weights: str) -> tuple[float, float]:
     """Return the operations a second of a long prompt, and the share of the bandwidth that a decode step reaches."""
-    work = Workload("Llama-3.1-70B", engine=engine, weights=weights, prompt=2048, context=2176)
+    work = Workload("Llama-3.1-70B", framework=engine, weights=weights, prompt=2048, context=2176)
     found = estimate(work, device)
     assert found.prefill_s is not None
     assert found.step_s is not None
@@ -132,7 +132,7 @@ def test_no_device_is_estimated_out_of_line_with_its_arithmetic_or_its_bandwidth
 def test_weights_are_multiplied_in_the_quickest_way_that_an_engine_has(
     device: str, engine: str, weights: str, flop_per_s: float
 ) -> None:
-    work = Workload(LLAMA, engine=engine, weights=weights)
+    work = Workload(LLAMA, framework=engine, weights=weights)
     assert rates_of(find(device), work).flop_per_s == pytest.approx(flop_per_s, rel=0.01)
 
 
@@ -192,7 +192,7 @@ def test_no_amount_is_negative_and_more_tokens_never_take_less(
     engine: str, batch: int, context: int, count: int, model: str
 ) -> None:
     spread = Sharding(pipeline=count) if engine == "llama.cpp" else Sharding(tensor=count)
-    work = Workload(model, engine=engine, batch=batch, context=context)
+    work = Workload(model, framework=engine, batch=batch, context=context)
     less = ideal_work.run_amounts(work, spread, RATES, 0)
     more = ideal_work.run_amounts(replace(work, context=context + 64), spread, RATES, 0)
     assert (less >= 0).all()

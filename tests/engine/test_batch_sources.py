@@ -140,7 +140,7 @@ def test_text_files_may_differ_in_what_their_numbers_look_like(tmp_path: Path) -
     [
         ("a.parquet", b"PAR1 and no more", r"a\.parquet cannot be read as parquet"),
         ("a.csv", b"", r"a\.csv cannot be read as csv"),
-        ("a.txt", b"text", r"a\.txt is of no kind that can be read.*hetero\.Files takes any"),
+        ("a.txt", b"text", r"a\.txt is of no kind that can be read.*hetero\.batch\.Files takes any"),
     ],
 )
 def test_a_file_that_is_no_table_is_told_in_one_line(tmp_path: Path, name: str, content: bytes, words: str) -> None:

@@ -6,6 +6,7 @@ Out: the function, which still takes them. It must not know any options class.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -109,13 +110,23 @@ def renamed_keywords(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]
             for old in [each for each in names if each in kwargs]:
                 if names[old] in kwargs:
                     raise BadValueError(f"{name} was given both {old}= and {names[old]}=", remedy=f"leave {old}= out")
-                warnings.warn(f"{name}({old}=) is deprecated: write {names[old]}=", DeprecationWarning, stacklevel=2)
+                warnings.warn(
+                    f"{name}({old}=) is deprecated: write {names[old]}=", DeprecationWarning, stacklevel=_callers()
+                )
                 kwargs[names[old]] = kwargs.pop(old)
             return function(*args, **kwargs)
 
         return accept
 
     return decorate
+
+
+def _callers() -> int:
+    """Return how many frames above its caller the decorated function was called, past decorators over each other."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _fold(name: str, moved: Moved, former: set[str], kwargs: dict[str, object]) -> None:
@@ -132,5 +143,5 @@ def _fold(name: str, moved: Moved, former: set[str], kwargs: dict[str, object]) 
     made = getattr(moved.make, "__qualname__", str(moved.make))
     now = ", ".join(f"{moved.fields[keyword]}=…" for keyword in found)
     text = f"{name}({given}) is deprecated: write {moved.parameter}={made}({now})"
-    warnings.warn(text, DeprecationWarning, stacklevel=3)
+    warnings.warn(text, DeprecationWarning, stacklevel=_callers())
     kwargs[moved.parameter] = moved.make(**{field: value for field, value in fields.items() if value is not None})

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Unpack
 
 from hetero.drive.frame import KEPT_MARK
 from hetero.engines.base import Call, ItemRef, Nest, NodeUsage
-from hetero.floor.deprecation import Moved, moved_keywords
+from hetero.floor.deprecation import Moved, moved_keywords, renamed_keywords
 from hetero.floor.errors import BadValueError, HeteroError, SerialisationError
 from hetero.model.device import HOST_NODE
 from hetero.model.tasks import Task
@@ -420,6 +420,7 @@ class Context(AsyncTwins):
 
         return reduce(self, as_task(function), futures, ordered)
 
+    @renamed_keywords(out="output")
     @_passes_former
     def map_batches(
         self,
@@ -429,7 +430,7 @@ class Context(AsyncTwins):
         *,
         batch: str | int | Mapping[str, int] = "auto",
         merge: Any = None,
-        out: Any = None,
+        output: Any = None,
         form: str | None = None,
         errors: float | str = 0,
         resume: bool = False,
@@ -450,7 +451,7 @@ class Context(AsyncTwins):
         import hetero
 
         return hetero.batch.map_batches(
-            fn, source, batch=batch, merge=merge, out=out, form=form, errors=errors, resume=resume,
+            fn, source, batch=batch, merge=merge, output=output, form=form, errors=errors, resume=resume,
             options=options, limits=limits, ctx=self,
         )  # fmt: skip
 

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pytest
 
 import hetero.core
+from hetero.core.quarantine import size_class
 from hetero.core.state import NEXT_PHASES, STARTED, Phase, TaskState
 from hetero.model.device import HOST_NODE
 from hetero.model.events import (
@@ -163,3 +164,19 @@ def test_every_event_has_a_handler() -> None:
     kinds = set(get_args(Event))
     assert set(World(cpu()).machine._handlers) == kinds
     assert LoneTasks in kinds
+
+
+def test_a_class_of_its_own_for_each_task_costs_no_look_at_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain function has a request of its own in each call, so each call has a row of its own."""
+    looks = 0
+
+    def counted(size: float) -> int:
+        nonlocal looks
+        looks += 1
+        return size_class(size)
+
+    monkeypatch.setattr("hetero.core.estimates.size_class", counted)
+    world = World(cpu(0))
+    for number in range(1, 101):
+        world.submit(number, request=Request())
+    assert looks <= 100

@@ -125,6 +125,7 @@ class Rows:
         self._capacity = {node.id: node.capacity_bytes for node in topology.nodes}
         self._rows: dict[tuple[str, int, tuple[float, int]], Row] = {}
         self._by_signature: dict[str, list[Row]] = {}
+        self._deadly: dict[str, set[int]] = {}
         self.absent: dict[str, dict[tuple[str, str, str], str]] = {}
         self._last: dict[str, Row] = {}
         self._moves = 0
@@ -196,7 +197,7 @@ class Rows:
         row = self._rows.get(key)
         if row is None:
             row = self._rows[key] = Row(task.signature, task.size, task.request)
-            row.deadly = any(like.deadly for like in self._like(task))
+            row.deadly = bool(self._deadly) and size_class(task.size) in self._deadly.get(task.signature, ())
             row.out_bytes = self._cost.result_bytes.get(task.signature, -1)
             self._by_signature.setdefault(task.signature, []).append(row)
             if len(self._rows) > 4096:
@@ -218,6 +219,7 @@ class Rows:
         """Record that a worker died of a task: others like it may be deadly too."""
         for row in (self.of(state), *self._like(state.task)):
             row.deadly = True
+        self._deadly.setdefault(state.task.signature, set()).add(size_class(state.task.size))
 
     def _forget_oldest(self) -> None:
         for key in list(self._rows)[:1024]:
@@ -227,6 +229,7 @@ class Rows:
             self._last.pop(row.key, None)
             if not left:
                 del self._by_signature[row.key]
+                self._deadly.pop(row.key, None)
 
     def capacity(self, device: Device) -> int | None:
         """Return the bytes of a device's memory node, or its memory_limit where that is less; None where unknown."""

@@ -5,6 +5,7 @@ In: the runner enters a frame around each call. Out: `current()` for the functio
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
 import threading
@@ -28,8 +29,10 @@ __all__ = [
     "current",
     "deeper",
     "enter",
+    "follow_threads",
     "kept_key",
     "refuse_deeper",
+    "starter",
     "where",
 ]
 
@@ -211,6 +214,58 @@ def enter(frame: Frame | None) -> Frame | None:
     before: Frame | None = getattr(_local, "frame", None)
     _local.frame = frame
     return before
+
+
+_followed = False
+
+_Came = tuple[dict[str, Any], tuple[int, int]]
+"""Where a thread comes from: what is local to the thread that started it, and the task and attempt that this ran."""
+
+
+def follow_threads() -> None:
+    """From now on, let a thread know the task that started it, where tasks run in threads of the program's process.
+
+    There, a thread that a task starts and waits for would else be taken for one of the program: it would wait for a
+    task of the program, which may wait for the device.
+    """
+    global _followed
+    if _followed:
+        return
+    _followed = True
+    start = threading.Thread.start
+
+    @functools.wraps(start)
+    def start_followed(thread: threading.Thread) -> None:
+        frame = current()
+        came = getattr(_local, "came", None) if frame is None else (_local.__dict__, _which(frame))
+        if came is not None and not thread.name.startswith("hetero"):
+            _give(thread, came)
+        start(thread)
+
+    setattr(threading.Thread, "start", start_followed)  # noqa: B010  for mypy it is not to be assigned
+
+
+def _give(thread: threading.Thread, came: _Came) -> None:
+    """Have a thread remember first of all where it comes from."""
+    run = thread.run
+
+    def begin() -> None:
+        del thread.run
+        _local.came = came
+        run()
+
+    thread.run = begin  # type: ignore[method-assign]
+
+
+def _which(frame: Frame) -> tuple[int, int]:
+    return frame.task, frame.attempt
+
+
+def starter() -> Frame | None:
+    """Return the frame of the task that has started this thread and still runs, None where there is none."""
+    came: _Came | None = getattr(_local, "came", None)
+    frame: Frame | None = None if came is None else came[0].get("frame")
+    return frame if came is not None and frame is not None and _which(frame) == came[1] else None
 
 
 def where() -> tuple[int | None, str]:

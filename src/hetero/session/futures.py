@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
-from hetero.drive.frame import current
+from hetero.drive.frame import Frame, current, starter
 from hetero.drive.loop import LOGS_S
 from hetero.engines.base import ItemRef
 from hetero.engines.shared.exceptions import add_note
@@ -340,18 +340,23 @@ class Future(concurrent.futures.Future[R]):
     def _wait(self, timeout: float | None) -> None:
         frame = current()
         if frame is not None and not self.done():
-            raise BadValueError(
-                f"task {frame.task} would wait for task {self.item} ({self.name}) and keep its device from running it",
-                remedy="give the future to a task as an argument, or submit with hetero.current_context()",
-            )
+            self._refuse_task(frame)
         self._refuse_endless(timeout)
         with self._mutex:
             if self._state == _PENDING:
+                if frame is None and (frame := starter()) is not None:
+                    self._refuse_task(frame)
                 self._condition.wait(timeout)
         if self._state == _PENDING:
             raise TimeoutError(f"task {self.item} ({self.name}) has not ended within {timeout:g} s")
         if self._load is None:
             self.owner.driver.logs.settle(LOGS_S)
+
+    def _refuse_task(self, frame: Frame) -> NoReturn:
+        raise BadValueError(
+            f"task {frame.task} would wait for task {self.item} ({self.name}) and keep its device from running it",
+            remedy="give the future to a task as an argument, or submit with hetero.current_context()",
+        )
 
     def _refuse_endless(self, timeout: float | None = None) -> None:
         """Refuse to wait without a bound for what cannot begin before this thread goes on; see `refuse_held`."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from hetero.core.eligibility import obstacle, refusal
-from hetero.drive.frame import Frame, current, refuse_deeper
+from hetero.drive.frame import Frame, current, refuse_deeper, starter
 from hetero.engines.base import Asked, Ended, Function, ItemRef, Spread
 from hetero.floor import clock
 from hetero.floor.containers import contents, is_container, rebuild
@@ -382,7 +382,7 @@ def current_context() -> Context | TaskContext:
     ...     ctx.run(fib, 10)
     55
     """
-    if current() is not None:
+    if current() is not None or starter() is not None:
         _frame()
         return _inside
     from hetero.session.runs import open_contexts

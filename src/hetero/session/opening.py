@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from hetero.drive.frame import where
+from hetero.drive.frame import follow_threads, where
 from hetero.drive.live import Driver
 from hetero.drive.worker import WorkerFactory
 from hetero.engines.shared.messages import Transport
@@ -124,6 +124,8 @@ class Opened:
         logs.mark_records(where)
         initializer = self._setup.initializer
         elsewhere = self.engine_name != "inline" and any(device.isolation != "thread" for device in self.devices)
+        if self.engine_name == "inline" or any(device.isolation == "thread" for device in self.devices):
+            follow_threads()
         if initializer is not None and elsewhere:
             initializer.pack()
 

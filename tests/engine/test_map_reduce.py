@@ -171,11 +171,11 @@ def test_gather_raises_the_first_exception_in_order(ctx: hetero.Context) -> None
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 16])
 def test_reduce_keeps_the_order_of_the_operands(ctx: hetero.Context, count: int) -> None:
     leaves = [ctx.submit(str, i) for i in range(count)]
-    assert ctx.reduce(operator.add, leaves).result(30) == "".join(map(str, range(count)))
+    assert ctx.reduce(operator.add, leaves).result(120) == "".join(map(str, range(count)))
 
 
 def test_reduce_takes_values_too(ctx: hetero.Context) -> None:
-    assert ctx.reduce(operator.add, [1, ctx.submit(square, 2), 3]).result(30) == 8
+    assert ctx.reduce(operator.add, [1, ctx.submit(square, 2), 3]).result(120) == 8
 
 
 def test_reduce_of_nothing_is_told(ctx: hetero.Context) -> None:

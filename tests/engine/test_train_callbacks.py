@@ -231,3 +231,12 @@ def test_a_run_that_goes_on_has_what_callbacks_set(fleet: hetero.Context, tmp_pa
         found.append((model.state_dict(), optimizer.param_groups[0]["lr"]))
     assert distance(found[0][0], found[1][0]) == 0.0
     assert found[0][1] == found[1][1]
+
+
+def test_a_context_whose_tasks_run_in_the_program_is_refused_rather_than_waited_for() -> None:
+    inputs = torch.ones(8, 4)
+    with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        model = nn.Linear(4, 1)
+        trainer = hetero.Trainer(model, nn.MSELoss(), adam(model), (inputs, inputs[:, :1]), global_batch=4, devices=ctx)
+        with pytest.raises(BadValueError, match=r"engine='inline'.*isolation='thread'"):
+            trainer.fit(1)

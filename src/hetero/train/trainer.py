@@ -363,6 +363,12 @@ class Trainer:
         steps = (self._step // self._steps_an_epoch + epochs) * self._steps_an_epoch
         if steps <= self._step:
             return []
+        if self.context.engine == "inline":
+            raise BadValueError(
+                "engine='inline' runs tasks in the thread that submits them, and the members of a training must run"
+                " beside it",
+                remedy="open the Context with isolation='thread' to debug in this process",
+            )
         argument_checks.supported(
             self.model, self.loss, self.optimizer, epochs, [*self.callbacks, *filter(None, [listener])]
         )

@@ -222,8 +222,9 @@ class Driver(Loop):
 
     def explain(self, signature: str, size: float, request: Request) -> list[Explanation]:
         """Return for each device what is expected of it for a task, or why it cannot run it."""
-        machine = self.machine
-        obstacles, estimates = machine.obstacles(signature, request), machine.estimates(signature, size)
+        obstacles, estimates = self.look(
+            lambda machine: (machine.obstacles(signature, request), machine.estimates(signature, size))
+        )
         return [
             Explanation(device, None if reason else estimate, reason)
             for (device, reason), (_, estimate) in zip(obstacles, estimates, strict=True)

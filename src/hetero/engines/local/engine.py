@@ -14,8 +14,7 @@ from hetero.engines.local.process_proxy import START_S, ProcessProxy
 from hetero.engines.local.worker_thread import ThreadWorker
 from hetero.engines.shared.engine import Done, PayloadEngine
 from hetero.engines.shared.groups import GroupTask
-from hetero.engines.shared.hub import Hub
-from hetero.engines.shared.items import MISSING, HeldItem, Items, NodeMeter, Replica
+from hetero.engines.shared.items import MISSING, HeldItem, Replica
 from hetero.engines.shared.memory_pool import MemoryPool, Payload
 from hetero.engines.shared.messages import Transport
 from hetero.floor.clock import Clock, WallClock
@@ -65,19 +64,9 @@ class LocalEngine(PayloadEngine[Worker]):
 
     def start(self, devices: Sequence[Device], worker: WorkerEntry, clock: Clock, report: Report) -> None:
         """Start a worker for each device, without waiting."""
-        pool, meter = MemoryPool(self._pool_bytes, self._note, self.counters), NodeMeter()
+        pool = MemoryPool(self._pool_bytes, self._note, self.counters)
         self._context = LocalContext(
-            hub=Hub(report),
-            items=Items(pool, meter),
-            meter=meter,
-            clock=clock,
-            counters=self.counters,
-            entry=worker,
-            report=report,
-            start_s=self._start_s,
-            annotate=self.annotate,
-            log=self.log,
-            report_parts=self.report_parts,
+            **self._shared(pool, worker, clock, report),
             pool=pool,
             origin_s=WallClock(0.0).now_s() - clock.now_s(),
             transport=self._transport,

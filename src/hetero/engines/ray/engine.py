@@ -16,8 +16,7 @@ from hetero.engines.ray.heartbeats import SILENT_S, HostMonitor
 from hetero.engines.ray.object_store import ObjectStore, StoredPayload
 from hetero.engines.shared.engine import Done, PayloadEngine
 from hetero.engines.shared.groups import GroupTask
-from hetero.engines.shared.hub import Hub
-from hetero.engines.shared.items import HeldItem, Items, NodeMeter, Replica
+from hetero.engines.shared.items import HeldItem, Replica
 from hetero.floor.clock import Clock
 from hetero.model.commands import Launch, Transfer
 from hetero.model.device import HOST_NODE, Device
@@ -66,22 +65,13 @@ class RayEngine(PayloadEngine[ActorProxy]):
             There is no such cluster, or it cannot be used.
         """
         cluster = Cluster.open(self._address, self._pool_bytes)
-        store, meter, hub = ObjectStore(cluster.store_bytes, self.counters), NodeMeter(), Hub(report)
+        store = ObjectStore(cluster.store_bytes, self.counters)
+        shared, hosts = self._shared(store, worker, clock, report), [device.host for device in devices]
         self._context = RayContext(
-            hub=hub,
-            items=Items(store, meter),
-            meter=meter,
-            clock=clock,
-            counters=self.counters,
-            entry=worker,
-            report=report,
-            start_s=self._start_s,
-            annotate=self.annotate,
-            log=self.log,
-            report_parts=self.report_parts,
+            **shared,
             cluster=cluster,
             store=store,
-            monitor=HostMonitor(hub, cluster, [device.host for device in devices], self._silent, self._joined),
+            monitor=HostMonitor(shared["hub"], cluster, hosts, self._silent, self._joined),
         )
         limited = [device for device in devices if device.kind == "cpu" and device.memory_limit_bytes]
         self._note_unlimited(limited, "belongs to Ray")

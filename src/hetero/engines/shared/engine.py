@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypedDict, TypeVar
 
 from hetero.engines.base import Annotate, Call, Engine, EngineOrder, Log, Report, ReportParts, WorkerEntry
 from hetero.engines.shared.exceptions import one_line
 from hetero.engines.shared.hub import Hub
 from hetero.engines.shared.in_flight import pack_function
-from hetero.engines.shared.items import HeldItem, Items, NodeMeter, Replica
+from hetero.engines.shared.items import HeldItem, Items, NodeMeter, Packer, Replica
 from hetero.engines.shared.memory_pool import Payload
 from hetero.floor.clock import Clock
 from hetero.floor.errors import DeviceLostError, EngineError, HeteroError, SerialisationError
@@ -54,6 +54,22 @@ class WorkerProxy(Protocol):
 
 
 Proxy = TypeVar("Proxy", bound=WorkerProxy)
+
+
+class SharedParts(TypedDict):
+    """The fields of `EngineContext` that an engine fills in."""
+
+    hub: Hub
+    items: Items
+    meter: NodeMeter
+    clock: Clock
+    counters: Counter[str]
+    entry: WorkerEntry
+    report: Report
+    start_s: float
+    annotate: Annotate
+    log: Log
+    report_parts: ReportParts
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,6 +143,23 @@ class PayloadEngine(Engine, Generic[Proxy]):
         self._workers: dict[str, Proxy] = {}
         self._pid = 0
         self._stop_lock = threading.Lock()
+
+    def _shared(self, store: Packer, worker: WorkerEntry, clock: Clock, report: Report) -> SharedParts:
+        """Return the parts of the context that every engine has."""
+        meter = NodeMeter()
+        return SharedParts(
+            hub=Hub(report),
+            items=Items(store, meter),
+            meter=meter,
+            clock=clock,
+            counters=self.counters,
+            entry=worker,
+            report=report,
+            start_s=self._start_s,
+            annotate=self.annotate,
+            log=self.log,
+            report_parts=self.report_parts,
+        )
 
     def _start_workers(self, devices: Sequence[Device]) -> None:
         """Start the hub, and a worker for each device."""

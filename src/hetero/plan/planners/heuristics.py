@@ -136,17 +136,7 @@ def max_min(p: Problem) -> Timeline:
 
     Notes
     -----
-    CT(i) = min over devices j of (max(free_j, inputs of i on j) + w_ij). The ready task of the greatest CT is placed;
-    then the CTs are taken anew. A task goes behind what its device holds: there is no insertion.
-
-    It departs from the paper in that the set of tasks is not fixed: a task joins it when its inputs have been
-    placed.
-
-    References
-    ----------
-    O. H. Ibarra, C. E. Kim, "Heuristic algorithms for scheduling independent tasks on nonidentical processors",
-    JACM 24 (1977), 280-289; M. Maheswaran et al., "Dynamic mapping of a class of independent tasks onto
-    heterogeneous computing systems", JPDC 59 (1999), 107-131.
+    As `min_min`, of the same papers, but the ready task of the greatest CT is placed.
     """
     return one_by_one(p, 1)
 

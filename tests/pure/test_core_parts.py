@@ -177,6 +177,8 @@ def test_a_class_of_its_own_for_each_task_costs_no_look_at_the_others(monkeypatc
 
     monkeypatch.setattr("hetero.core.estimates.size_class", counted)
     world = World(cpu(0))
+    rows = world.machine.rows
     for number in range(1, 101):
         world.submit(number, request=Request())
+        rows.of(world.machine.tasks[number])
     assert looks <= 100

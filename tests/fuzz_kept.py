@@ -62,7 +62,7 @@ def _node(path: Path) -> None:
     from hetero.engines.ray.node import read_node
 
     found = read_node(path)
-    assert found.pid > 0 <= found.door
+    assert found.pid > 0 <= found.job_server_pid
     assert Path(found.folder).is_absolute()
     assert Path(found.folder).name.startswith("hetero-")
 

@@ -17,7 +17,7 @@ from tests.needs import PROJECT
 SOURCE = PROJECT / "src" / "hetero"
 LIVES = ("life-of-a-task.md", "life-of-a-training-step.md")
 TEXT = (PROJECT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-ROOMS = re.findall(r"^\| `(\w+)/` \|", TEXT, re.M)
+PACKAGES = re.findall(r"^\| `(\w+)/` \|", TEXT, re.M)
 
 
 def _layers() -> list[list[str]]:
@@ -27,15 +27,15 @@ def _layers() -> list[list[str]]:
     return [re.findall(r"hetero\.(\w+)", row) for row in rows if row.strip()]
 
 
-def test_the_rooms_listed_are_the_folders_that_exist() -> None:
+def test_the_packages_listed_are_the_folders_that_exist() -> None:
     folders = {path.parent.name for path in (PROJECT / "src" / "hetero").glob("*/__init__.py")}
-    assert sorted(ROOMS) == sorted(folders)
+    assert sorted(PACKAGES) == sorted(folders)
 
 
-def test_the_rooms_are_listed_from_the_top_layer_down() -> None:
-    layer_of = {room: number for number, row in enumerate(_layers()) for room in row}
-    assert set(ROOMS) <= set(layer_of)
-    numbers = [layer_of[room] for room in ROOMS]
+def test_the_packages_are_listed_from_the_top_layer_down() -> None:
+    layer_of = {package: number for number, row in enumerate(_layers()) for package in row}
+    assert set(PACKAGES) <= set(layer_of)
+    numbers = [layer_of[package] for package in PACKAGES]
     assert numbers == sorted(numbers)
 
 
@@ -44,12 +44,12 @@ def test_every_conformance_kit_is_told_of_to_contributors() -> None:
     assert sorted(set(re.findall(r"hetero\.testing\.(\w+)", text))) == sorted(hetero.testing.__all__)
 
 
-def test_every_file_that_the_plan_of_the_house_names_exists() -> None:
+def test_every_file_that_the_architecture_names_exists() -> None:
     named = set(re.findall(r"`((?:src|tests|benchmarks|docs|examples)/[\w./-]+)`", TEXT))
     assert sorted(path for path in named if not (PROJECT / path).exists()) == []
 
 
-def test_every_module_named_by_its_room_exists() -> None:
+def test_every_module_named_by_its_package_exists() -> None:
     named = {path for path in re.findall(r"`(\w+/[\w/]+\.py)`", TEXT) if not path.startswith(("tests/", "benchmarks/"))}
     assert sorted(path for path in named if not (PROJECT / "src" / "hetero" / path).exists()) == []
 
@@ -97,7 +97,7 @@ def _arrows(graph: dict[str, set[str]]) -> list[str]:
 
     return [
         f"{package} --> {other}"
-        for package in ROOMS
+        for package in PACKAGES
         for other in sorted(graph[package])
         if not any(other in below(between) for between in graph[package] - {other})
     ]

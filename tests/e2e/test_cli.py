@@ -181,7 +181,9 @@ def test_a_home_on_a_disk_that_takes_no_byte_is_not_told_by_its_room(tmp_path: P
 @pytest.mark.parametrize(("host", "state"), [("8.8.8.8", "poor"), ("10.0.0.7", "ok")])
 def test_doctor_tells_of_a_node_at_a_public_address(host: str, state: str, tmp_path: Path) -> None:
     node = {"address": f"{host}:1", "host": host, "token": "", "certificates": "", "pid": 1}
-    (tmp_path / "node.json").write_text(json.dumps({**node, "folder": "/tmp/hetero-x", "jobs": "", "door": 0}))
+    (tmp_path / "node.json").write_text(
+        json.dumps({**node, "folder": "/tmp/hetero-x", "jobs": "", "job_server_pid": 0})
+    )
     found = document(hetero("doctor", "--json", HETERO_HOME=str(tmp_path)))["findings"]
     (told,) = [finding for finding in found if finding["group"] == "Network"]
     assert told["state"] == state

@@ -229,7 +229,7 @@ def test_another_user_reaches_nothing_of_a_node_and_no_port_is_open_to_other_hos
         assert {stat.S_IMODE(log.stat().st_mode) for log in logs} == {0o600}
         places = [folder, *logs, *sockets, folder / "r", *folder.glob("r/*"), *(tmp / "home").iterdir()]
         assert seen_by_another(tmp / "home", *places) == []
-        assert listening_elsewhere(node["pid"], node["door"]) == []
+        assert listening_elsewhere(node["pid"], node["job_server_pid"]) == []
     finally:
         ran("stop")
     assert [path.name for path in tmp.iterdir()] == ["home"]

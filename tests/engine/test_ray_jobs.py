@@ -189,7 +189,7 @@ def test_a_job_outlives_the_job_server_and_is_found_again_with_its_exit_code(hea
     with head.start("cluster", "submit", script, str(end)) as following:
         assert following.stdout is not None
         assert following.stdout.readline() == "0\n"
-        os.kill(int(str(head.written()["door"])), signal.SIGKILL)
+        os.kill(int(str(head.written()["job_server_pid"])), signal.SIGKILL)
         _, wrong = following.communicate(timeout=PATIENCE_S)
     job = wrong.partition("job ")[2].partition(" ")[0]
     assert job.startswith("slow-")

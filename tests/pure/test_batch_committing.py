@@ -250,6 +250,21 @@ def test_a_dear_batch_is_kept_until_its_part_is_written(tmp_path: Path) -> None:
     committer.abort()
 
 
+def test_a_batch_leaves_the_journal_only_when_its_part_is_in_the_sink(tmp_path: Path) -> None:
+    """A run that is killed between the two finds the batch in one of them."""
+    journal, seen = Journal(tmp_path), []
+
+    class Watching(Recorded):
+        def write(self, part: Part) -> None:
+            seen.append([each.begin for each in journal.entries()])
+            super().write(part)
+
+    sink = Watching()
+    committed(sink, [entry(0, 4), entry(4, 8), entry(8, 10)], journal=journal, seconds=100.0)
+    assert [begins[0] for begins in seen] == [0, 4, 8]
+    assert journal.entries() == []
+
+
 def test_a_cheap_batch_is_done_again_rather_than_written(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     committer = Committer(Recorded(), JOB, journal, True, False)

@@ -21,7 +21,7 @@ from hetero.model.leases import LeaseRequest
 from hetero.model.tasks import Request
 from hetero.plan.policies.planned import Planned
 from hetero.plan.policies.registry import OURS
-from tests.sim import soak, test_foresight, test_nested, test_sim_leases
+from tests.sim import soak, test_lookahead, test_nested, test_sim_leases
 from tests.sim.worlds import cpus, gpu, independent, joined, known, program, speeds, task
 
 _FLOAT = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
@@ -117,13 +117,13 @@ def nested(told: Told) -> SimResult:
 
 
 def planned_tiles(told: Told) -> SimResult:
-    graph = test_foresight.cholesky(6, 10 * test_foresight.TILE)
+    graph = test_lookahead.cholesky(6, 10 * test_lookahead.TILE)
     guide = guide_of(graph, plan_graph(graph, "heft", Budget(iterations=1), model="free").schedule)
     for noise, seed in ((0.0, 0), (0.3, 1)):
         result = run_graph(graph, Planned(guide, ahead_s=0.0), noise=noise, seed=seed)
         for decision in result.decisions:
             told(decision)
-        for row in sorted(test_foresight.replicas(result).moved.items()):
+        for row in sorted(test_lookahead.replicas(result).moved.items()):
             told(row)
     return result
 

@@ -391,7 +391,7 @@ class BatchRun:
             reasons = "; ".join(f"{stats.device.short}: {stats.left_out}" for stats in self.statistics.values())
             raise NothingFitsError(f"no device is left: {reasons}") from error
 
-    # --- telling -------------------------------------------------------------------------------------------
+    # --- reports -------------------------------------------------------------------------------------------
 
     def items(self) -> int:
         """Return how many records have results."""

@@ -1,1 +1,1 @@
-"""The command line: words for people, one file a command. It decides nothing that the rooms below it could decide."""
+"""The command line: words for people, one file a command. It decides nothing that packages below it could decide."""

@@ -259,7 +259,7 @@ class LineServer:
             if key.fileobj is self._wake_out:
                 with suppress(BlockingIOError):
                     self._wake_out.recv(1 << 12)
-                self._take_in()
+                self._read_all()
                 continue
             line: Line = key.data
             try:
@@ -286,7 +286,7 @@ class LineServer:
         self._let_in.append(connection)
         self.wake()
 
-    def _take_in(self) -> None:
+    def _read_all(self) -> None:
         while self._let_in:
             line = Line(self._let_in.popleft())
             self._selector.register(line, selectors.EVENT_READ, line)

@@ -149,7 +149,7 @@ class SharedSums:
         one = Under(self, _Place(self._started, begin, end), row, words, op, deadline_s)
         self._open.append(one)
         one.slot(self._mesh.rank)[:] = row.data
-        self._say(_HERE, crc32(words.encode()))
+        self._notify(_HERE, crc32(words.encode()))
         return one
 
     def _wait_until_free(self, begin: int, end: int, deadline_s: float) -> None:
@@ -159,7 +159,7 @@ class SharedSums:
         while any(self._copied_out(rank) < last for rank in self._peers):
             if clock.monotonic_s() > until_s or any(peer.end for peer in self._peers.values()):
                 raise GroupBrokenError("a member is gone that has not taken its sum")
-            self._hear(0.0)
+            self._receive(0.0)
             clock.sleep(_LOOK_S)
         while self._past and self._past[0].number <= last:
             self._past.popleft()
@@ -192,7 +192,7 @@ class SharedSums:
                     remedy="all members call the same collectives in the same order, with equal shapes and dtypes",
                 )
         one.add_up(self._mesh.rank, self._mesh.size)
-        self._say(_ADDED, 0)
+        self._notify(_ADDED, 0)
         self._await(lambda peer: peer.added_count >= one.place.number, one.deadline_s)
         one.row.data[:] = one.slot(0)
         at = _TOKEN_BYTES + 8 * self._mesh.rank
@@ -200,7 +200,7 @@ class SharedSums:
 
     # --- signals -------------------------------------------------------------------------------------------
 
-    def _say(self, what: int, number: int) -> None:
+    def _notify(self, what: int, number: int) -> None:
         word = bytes([what]) + number.to_bytes(4, "big")
         for rank, connection in self._mesh.sockets.items():
             try:
@@ -219,9 +219,9 @@ class SharedSums:
                     raise GroupBrokenError(f"rank {peer.rank} {peer.end}", rank=peer.rank)
             if left_s <= 0.0:
                 raise GroupBrokenError(f"nothing came from rank {rank} for {deadline_s:g} s", rank=rank)
-            self._hear(left_s)
+            self._receive(left_s)
 
-    def _hear(self, wait_s: float) -> None:
+    def _receive(self, wait_s: float) -> None:
         """Take in what comes; what somebody said before it left still counts."""
         for key, _ in self._selector.select(wait_s):
             peer = self._peers[key.data]

@@ -397,7 +397,7 @@ class HangDetector:
                 continue
             self._placer.crowded = True
             head, *others = [state for state, _ in device.sent.values()]
-            if now_s - device.started_s > max(10 * head.predicted_s, self._rules.retry_s / 2):
+            if now_s - device.started_s > max(10 * head.predicted_s, self._rules.recheck_s / 2):
                 if parked and idle:
                     self._placer.clear(device, now_s, commands)
                 commands.extend(Withdraw(device.name, state.task.id, state.attempt) for state in others)

@@ -276,7 +276,7 @@ def _check_waits(machine: Machine) -> None:
         for device in machine.fleet.states
         if machine.fleet.room(device) and not device.sent and isfinite(row.seconds[device.index])
     ]
-    soon = machine.timer_s <= machine.now_s + rules.retry_s + TOLERANCE_S
+    soon = machine.timer_s <= machine.now_s + rules.recheck_s + TOLERANCE_S
     assert soon or not idle, f"{idle} idle until {machine.timer_s}, and ready: {story(first)}"
 
 

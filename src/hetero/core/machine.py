@@ -215,7 +215,7 @@ class Machine:
         if placer.ready.count or placer.groups or placer.parked:
             commands.extend(placer.dispatch(now_s))
             if placer.starved:
-                timer.wake(now_s + self.rules.retry_s, commands)
+                timer.wake(now_s + self.rules.recheck_s, commands)
         if placer.prefetch is not None:
             commands.extend(placer.prefetch.fetches())
         if fleet.stacked and not placer.ready.count and placer.is_lazy:
@@ -223,7 +223,7 @@ class Machine:
         if placer.deadlines:
             timer.wake(placer.deadlines[0][0], commands)
         if placer.crowded and fleet.live > 1:
-            timer.wake(now_s + self.rules.retry_s, commands)
+            timer.wake(now_s + self.rules.recheck_s, commands)
         if self._restarts:
             timer.wake(min(self._restarts.values()), commands)
         if fleet.suspended:

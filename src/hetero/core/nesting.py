@@ -80,10 +80,10 @@ class Nesting:
         """Look again soon while tasks are ready, and give up what finds no room although nothing runs any more."""
         waits = self._placer.ready.count or self._placer.groups or self._placer.parked
         if waits and self._timer.now_s >= self._look_s:
-            self._look_s = self._timer.now_s + self._rules.retry_s
+            self._look_s = self._timer.now_s + self._rules.recheck_s
             self._free_circles()
         if waits:
-            self._timer.wake(self._timer.now_s + self._rules.retry_s, commands)
+            self._timer.wake(self._timer.now_s + self._rules.recheck_s, commands)
         if not waits or not self._fleet.stalled or self._pool.lends or self._placer.is_moving():
             self._stuck_s = inf
         elif self._stuck_s == inf:

@@ -83,7 +83,7 @@ class Rules:
     stall_s, stall_factor : an attempt that has run longer than stall_s + stall_factor × its pessimistic
         estimate is given up and tried again; without a measured estimate it is never given up
     sweep_s : s between two looks for such attempts
-    retry_s : s after which an idle device is considered again although the policy left it idle
+    recheck_s : s after which an idle device is considered again although the policy left it idle
     stuck_s : s after which nested tasks that find no room are given up, where nothing runs any more
     """
 
@@ -94,7 +94,7 @@ class Rules:
     stall_s: float = 60.0
     stall_factor: float = 20.0
     sweep_s: float = 5.0
-    retry_s: float = 0.05
+    recheck_s: float = 0.05
     stuck_s: float = 5.0
 
 
@@ -337,11 +337,11 @@ class ReadyQueue:
     since the queue was last looked at.
     """
 
-    __slots__ = ("_lanes", "_order", "count", "fresh")
+    __slots__ = ("_order", "_queues", "count", "fresh")
 
     def __init__(self) -> None:
         self.fresh: list[TaskState] = []
-        self._lanes: dict[tuple[int, int, int], OrderedDict[int, TaskState]] = {}
+        self._queues: dict[tuple[int, int, int], OrderedDict[int, TaskState]] = {}
         self._order: list[tuple[int, int, int]] = []
         self.count = 0
 
@@ -350,15 +350,15 @@ class ReadyQueue:
         task = state.task
         request = task.request
         key = (-request.priority, -task.depth, request.lease)
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = OrderedDict()
-            self._order = sorted(self._lanes)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = OrderedDict()
+            self._order = sorted(self._queues)
         state.enter(Phase.READY)
-        lane[task.id] = state
+        queue[task.id] = state
         self.fresh.append(state)
         if first:
-            lane.move_to_end(task.id, last=False)
+            queue.move_to_end(task.id, last=False)
         self.count += 1
 
     def remove(self, state: TaskState, phase: Phase) -> None:
@@ -366,10 +366,10 @@ class ReadyQueue:
         task = state.task
         request = task.request
         key = (-request.priority, -task.depth, request.lease)
-        lane = self._lanes[key]
-        del lane[task.id]
-        if not lane and len(self._order) > 1:
-            del self._lanes[key]
+        queue = self._queues[key]
+        del queue[task.id]
+        if not queue and len(self._order) > 1:
+            del self._queues[key]
             self._order.remove(key)
         state.enter(phase)
         self.count -= 1
@@ -377,14 +377,14 @@ class ReadyQueue:
     def first(self, lease: int) -> TaskState | None:
         """Return the task of a lease that is next in order, None when none is ready."""
         for key in self._order:
-            if key[2] == lease and (lane := self._lanes[key]):
-                return next(iter(lane.values()))
+            if key[2] == lease and (queue := self._queues[key]):
+                return next(iter(queue.values()))
         return None
 
     def __iter__(self) -> Iterator[TaskState]:
         """Yield the ready tasks in order; the queue must not change meanwhile."""
         for key in self._order:
-            yield from self._lanes[key].values()
+            yield from self._queues[key].values()
 
     @staticmethod
     def rank(state: TaskState) -> tuple[int, int, int, int]:
@@ -397,7 +397,7 @@ class ReadyQueue:
         found: dict[int, TaskState] = {}
         shown: dict[int, int] = {}
         for key in self._order:
-            before, lane = shown.get(key[2], 0), self._lanes[key]
-            found.update(islice(lane.items(), max(0, most - before)))
-            shown[key[2]] = before + len(lane)
+            before, queue = shown.get(key[2], 0), self._queues[key]
+            found.update(islice(queue.items(), max(0, most - before)))
+            shown[key[2]] = before + len(queue)
         return found

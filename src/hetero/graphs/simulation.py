@@ -135,7 +135,7 @@ def run_graph(
         seed=seed,
         costs=Costs(notice_s=0.0, shared=contention),
         faults=faults,
-        rules=Rules(stall_s=math.inf, sweep_s=math.inf, retry_s=_retry_s(graph)),
+        rules=Rules(stall_s=math.inf, sweep_s=math.inf, recheck_s=_recheck_s(graph)),
         check_every=1 << 30,
     )
 
@@ -145,7 +145,7 @@ def _without_limits(graph: TaskGraph) -> TaskGraph:
     return replace(graph, topology=replace(graph.topology, nodes=nodes, _by_pair={}))
 
 
-def _retry_s(graph: TaskGraph) -> float:
+def _recheck_s(graph: TaskGraph) -> float:
     """Return how long an idle device waits to be considered anew: some tenth of a task, some thousandth of the run."""
     least = sorted(min(task.seconds) for task in graph.tasks)
     return max(0.1 * least[len(least) // 2], 1e-3 * sum(least) / len(graph.devices), 1e-9) if least else 1.0

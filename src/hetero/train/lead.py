@@ -202,7 +202,7 @@ class Lead:
                 over = all(future.done() for future in self.futures.values())
                 if (state := self._outcome()) is not None or over:
                     break
-                self._hear(_POLL_S)
+                self._receive(_POLL_S)
                 self._probe_if_here()
                 self._form_if_ready()
         except BaseException:
@@ -231,7 +231,7 @@ class Lead:
                 future.cancel()
         begun_s = clock.monotonic_s()
         while self._speaks(clock.monotonic_s() - begun_s):
-            self._hear(_POLL_S)
+            self._receive(_POLL_S)
         for future in self.futures.values():
             future.cancel()
 
@@ -244,7 +244,7 @@ class Lead:
 
     # --- hearing -------------------------------------------------------------------------------------------
 
-    def _hear(self, timeout_s: float) -> None:
+    def _receive(self, timeout_s: float) -> None:
         for line, came in self.hub.poll(timeout_s):
             if came is None:
                 self._gone(line)
@@ -469,7 +469,7 @@ class Lead:
         """Name the samples, once all members have said theirs."""
         deadline_s = clock.monotonic_s() + _LAST_WORDS_S
         while self._members and clock.monotonic_s() < deadline_s:
-            self._hear(_POLL_S)
+            self._receive(_POLL_S)
         samples = sorted({sample for found in self._bad.values() for sample in found})
         which = f"; samples {', '.join(map(str, samples[:20]))}{' …' if len(samples) > 20 else ''}" if samples else ""
         return NotANumberError(

@@ -334,7 +334,7 @@ class _Member(Membership):
         begin = sum(counts[: self.rank])
         return ids[begin : begin + counts[self.rank]]
 
-    # --- telling -------------------------------------------------------------------------------------------
+    # --- reports -------------------------------------------------------------------------------------------
 
     def _add_up(self, total: Any, seconds: float) -> None:
         sums = self.totals

@@ -142,15 +142,15 @@ class Membership:
             message = msg.read_message(came)
             if isinstance(message, kind):
                 return message
-            self._take_in(message, may_break=kind is not msg.Formation)
+            self._apply(message, may_break=kind is not msg.Formation)
 
     def told_to_regroup(self) -> bool:
         """Return whether somebody waits to join; raises as `wait_for` does."""
         for came in self.line.waiting():
-            self._take_in(msg.read_message(came), may_break=True)
+            self._apply(msg.read_message(came), may_break=True)
         return self.regroup_asked
 
-    def _take_in(self, message: msg.Message, *, may_break: bool) -> None:
+    def _apply(self, message: msg.Message, *, may_break: bool) -> None:
         if isinstance(message, msg.StopTraining):
             raise StopError
         if isinstance(message, msg.GroupBroken) and message.generation == self.generation and may_break:

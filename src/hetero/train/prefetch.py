@@ -187,7 +187,7 @@ class _ReaderProcess:
     def _greet(self, samples: Samples) -> None:
         try:
             self._send((sys.path, cloudpickle.dumps(samples)))
-            self._hear()
+            self._receive()
         except Exception as error:
             if self._ends:
                 return
@@ -196,7 +196,7 @@ class _ReaderProcess:
 
     def _exchange(self, pieces: Sequence[_Piece], seed: int, step: int) -> _Batches:
         self._send((pieces, seed, step))
-        batches = [_as_tensors(batch) for batch in self._hear()]
+        batches = [_as_tensors(batch) for batch in self._receive()]
         return dict(zip(pieces, batches, strict=True))
 
     def _send(self, message: object) -> None:
@@ -204,7 +204,7 @@ class _ReaderProcess:
         pickle.dump(message, self._process.stdin, pickle.HIGHEST_PROTOCOL)
         self._process.stdin.flush()
 
-    def _hear(self) -> Any:
+    def _receive(self) -> Any:
         assert self._process.stdout is not None
         answer, error = pickle.load(self._process.stdout)
         if error is not None:

@@ -73,7 +73,7 @@ class Jobs:
         self._cluster = Cluster.open("auto", LEAST_STORE_BYTES)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True, name="hetero-jobs").start()
-        self._keeper, self._logs = self._call(_keeper())
+        self._client, self._logs = self._call(_client())
 
     def submit(self, program: JobProgram, archive: bytes) -> str:
         """Start a program; return the name of its job at once.
@@ -99,13 +99,13 @@ class Jobs:
         command = program.command("python" if program.packages else sys.executable)
         title = {"program": program.title}
         self._call(
-            self._keeper.submit_job(entrypoint=command, submission_id=name, runtime_env=environment, metadata=title)
+            self._client.submit_job(entrypoint=command, submission_id=name, runtime_env=environment, metadata=title)
         )
         return name
 
     def all(self) -> list[State]:
         """Return all jobs, the latest first."""
-        found = self._call(self._keeper.list_jobs())
+        found = self._call(self._client.list_jobs())
         states = [_state(name, info) for name, info in found.items()]
         return sorted(states, key=lambda state: (-state.submitted_s, state.job))
 
@@ -117,7 +117,7 @@ class Jobs:
         BadValueError
             There is none of this name.
         """
-        info = self._call(self._keeper.get_job_info(job))
+        info = self._call(self._client.get_job_info(job))
         if info is None:
             known = [state.job for state in self.all()]
             raise BadValueError(
@@ -134,7 +134,7 @@ class Jobs:
             It goes on all the same.
         """
         if not self.state(job).over:
-            self._keeper.stop_job(job)
+            self._client.stop_job(job)
         deadline_s = monotonic_s() + _ANSWER_S
         while not (state := self.state(job)).over and monotonic_s() < deadline_s:
             sleep(_LOOK_S)
@@ -151,7 +151,7 @@ class Jobs:
         None comes while the program has not begun. The first text comes when it has, and may be empty.
         """
         self.state(job)
-        prologue = f"{_BEGUN}{job}: {self._call(self._keeper.get_job_info(job)).entrypoint}\n".encode()
+        prologue = f"{_BEGUN}{job}: {self._call(self._client.get_job_info(job)).entrypoint}\n".encode()
         log = self._logs / f"job-driver-{job}.log"
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         position = None
@@ -179,7 +179,7 @@ class Jobs:
             raise EngineError(problem, remedy="see node.log in the folder of the head's node") from error
 
 
-async def _keeper() -> tuple[object, Path]:
+async def _client() -> tuple[object, Path]:
     """Return Ray's job manager, and the folder of its logs; it belongs to the loop in which it is made."""
     import ray
 

@@ -91,7 +91,7 @@ class Node:
     pid : of the process that watches over Ray's
     folder : of Ray's sockets and logs; nobody else can look into it
     jobs : address of the head's job server, 'host:port'; '' on the others
-    door : process id of that server, 0 on the others
+    job_server_pid : process id of that server, 0 on the others
     """
 
     address: str
@@ -101,7 +101,7 @@ class Node:
     pid: int
     folder: str
     jobs: str = ""
-    door: int = 0
+    job_server_pid: int = 0
 
     @property
     def alive(self) -> bool:
@@ -111,7 +111,7 @@ class Node:
     @property
     def job_server_alive(self) -> bool:
         """Return whether its job server still runs."""
-        return bool(self.door) and _runs(self.door, _JOB_SERVER)
+        return bool(self.job_server_pid) and _runs(self.job_server_pid, _JOB_SERVER)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -165,8 +165,8 @@ def read_node(path: Path) -> Node:
     told = read_record(path, kinds, most=_MOST_BYTES)
     node = Node(**{name: told[name] for name in kinds})
     folder = Path(node.folder)
-    if not 0 < node.pid <= _MOST_PID or not 0 <= node.door <= _MOST_PID:
-        raise FileError(f"{path}: there is no process {node.pid} or {node.door}", remedy="remove the file")
+    if not 0 < node.pid <= _MOST_PID or not 0 <= node.job_server_pid <= _MOST_PID:
+        raise FileError(f"{path}: there is no process {node.pid} or {node.job_server_pid}", remedy="remove the file")
     if not folder.is_absolute() or not folder.name.startswith(_PREFIX) or ".." in folder.parts:
         raise FileError(f"{path}: {shown(node.folder)} is no folder of a node", remedy="remove the file")
     return node
@@ -386,7 +386,7 @@ def _with_job_server(node: Node, port: int) -> Node:
     except BaseException:
         _end(process.pid)
         raise
-    return replace(node, jobs=(folder / FILE).read_text(encoding="utf-8"), door=process.pid)
+    return replace(node, jobs=(folder / FILE).read_text(encoding="utf-8"), job_server_pid=process.pid)
 
 
 def _started(
@@ -431,7 +431,7 @@ def stop_node() -> Node | None:
     """End the node of this host with all its processes; return it, None where there was none."""
     written, node = _written(), this_node()
     if node is not None:
-        _end(node.pid, *([node.door] if node.job_server_alive else []))
+        _end(node.pid, *([node.job_server_pid] if node.job_server_alive else []))
     if written is not None:
         shutil.rmtree(written.folder, ignore_errors=True)
     _file().unlink(missing_ok=True)

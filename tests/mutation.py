@@ -1,6 +1,6 @@
 """`make mutation`: small changes of the code that decides, each of which some pure test must notice.
 
-In: files of `SUBJECTS` and the tests of `TESTS`. Out: the kill rate of each subject and the mutants that survived.
+In: the files and tests of `SUBJECTS`. Out: the kill rate of each subject and the mutants that survived.
 It must not write to a source file: a mutant is compiled in a fork, whose functions get its code.
 
 Notes

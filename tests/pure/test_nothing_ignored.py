@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hetero
+from hetero.advise.match import MatchLimits
+from hetero.batch.options import BatchLimits, BatchOptions
 from hetero.errors import BadValueError, ConfigError, HeteroError
 from hetero.floor import settings
+from hetero.model.workload import Sharding
 from hetero.session import config
+from hetero.session.options import ContextOptions, lent_or_opened
+from hetero.train.values import CheckpointOptions, DataOptions, TrainOptions
 
 
 def f(x: int) -> int:
@@ -142,14 +149,97 @@ def test_a_fleet_of_texts_is_a_tuple_or_a_list() -> None:
     ("options", "words"),
     [
         ({"initargs": (1,)}, ["initargs=(1,)", "without initializer="]),
-        ({"initargs": 1, "initializer": print}, ["initargs=1", "initargs=(value,)"]),
-        ({"initializer": 1}, ["initializer=1 cannot be called"]),
+        ({"initargs": 1, "initializer": print}, ["initargs=1", "give a tuple"]),
+        ({"initializer": 1}, ["initializer=1 is not allowed", "give a function"]),
         ({"history": "no"}, ["history='no'", "True or False"]),
         ({"progress": "no"}, ["progress='no'", "True or False"]),
     ],
 )
 def test_an_argument_of_a_context_without_effect_is_refused(options: dict[str, Any], words: list[str]) -> None:
     refused(lambda: hetero.Context(devices="1xcpu", engine="inline", **options), *words)
+
+
+def public_options() -> list[type]:
+    """Return every class of options that users can reach."""
+    spaces = [import_module(f"hetero.{space}") for space in hetero._NAMESPACES]
+    found = {
+        made
+        for made in (getattr(space, name) for space in spaces for name in space.__all__)
+        if isinstance(made, type) and is_dataclass(made) and made.__name__.endswith(("Options", "Limits"))
+    }
+    return sorted({*found, MatchLimits}, key=lambda made: made.__name__)
+
+
+def test_every_field_of_every_options_class_refuses_what_its_annotation_does_not_allow() -> None:
+    needed = {"TrainOptions": {"global_batch": 8}, "CheckpointOptions": {"folder": "runs"}}
+    assert [made.__name__ for made in public_options()] == [
+        "BatchLimits", "BatchOptions", "CheckpointOptions", "ContextOptions", "DataOptions", "MatchLimits",
+        "TrainOptions",
+    ]  # fmt: skip
+    for made in public_options():
+        usual = needed.get(made.__name__, {})
+        made(**usual)
+        for each in fields(made):
+            if (made.__name__, each.name) == ("ContextOptions", "config"):
+                continue  # read and checked as the Context is opened
+            with pytest.raises(BadValueError, match=rf"^{each.name}=<tests.* is not allowed; give "):
+                made(**{**usual, each.name: Handed()})
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: BatchLimits(watts=3), ["watts=3", "give a dict from texts to numbers or None"]),
+        (lambda: BatchOptions(cost=5), ["cost=5", "a function"]),
+        (lambda: BatchOptions(part=True), ["part=True", "a whole number"]),
+        (lambda: TrainOptions(8, recompute=7), ["recompute=7", "a text or a list of texts"]),
+        (lambda: TrainOptions(8, recompute=["a", 7]), ["recompute=['a', 7]"]),
+        (lambda: TrainOptions(8, shares={"cpu:0": "3"}), ["shares={'cpu:0': '3'}", "to whole numbers"]),
+        (lambda: TrainOptions(8, shares={0: 3}), ["shares={0: 3}", "from texts"]),
+        (lambda: DataOptions(cost="abc"), ["cost='abc'", "a list of numbers"]),
+        (lambda: DataOptions(readers=-1), ["readers=-1", "0 or more"]),
+        (lambda: MatchLimits(needs="fp8"), ["needs='fp8'", "a tuple of texts"]),
+        (lambda: hetero.Context(config=3, engine="inline"), ["3"]),
+    ],
+)
+def test_a_field_of_a_wrong_type_is_refused_by_name(call: Any, words: list[str]) -> None:
+    refused(call, *words)
+
+
+def test_what_a_field_allows_is_taken() -> None:
+    assert BatchLimits(memory=1e9, timeout="2s", watts={"cpu": 65}).checked().memory_bytes == 10**9
+    assert DataOptions(cost=iter([1.0])).readers is None
+    assert TrainOptions(8, recompute=["a"], shares={"cpu:0": 8}).recompute == ("a",)
+    assert CheckpointOptions(Path("x")).keep == 3
+    assert ContextOptions(initializer=print, initargs=[1], set={"policy": "eft"}).history is None
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda given: hetero.Context(options=given), ["options=", "ContextOptions"]),
+        (lambda given: hetero.batch.map_batches(len, [1], options=given), ["options=", "BatchOptions"]),
+        (lambda given: hetero.batch.map_batches(len, [1], limits=given), ["limits=", "BatchLimits"]),
+        (lambda given: hetero.plan.match("Llama-3.1-8B", limits=given), ["limits=", "MatchLimits"]),
+        (lambda given: lent_or_opened("1xcpu", given), ["context=", "ContextOptions"]),
+    ],
+)
+def test_an_argument_for_options_refuses_another_class(call: Any, words: list[str]) -> None:
+    refused(lambda: call({"ordered": False}), f"{words[0]}{{'ordered': False}} is no {words[1]}", "(ordered=…)")
+    refused(lambda: call(Handed()), f"is no {words[1]}", f"write {words[0]}{words[1]}(…)")
+    refused(lambda: call({}), f"{words[0]}{{}} is no {words[1]}")
+    refused(lambda: call(Sharding()), f"is no {words[1]}")
+
+
+def test_a_keyword_and_the_same_field_of_the_options_exclude_one_another() -> None:
+    for given in ({"engine": "inline"}, {"name": "night"}, {"history": True}, {"set": ["policy=eft"]}):
+        word = next(iter(given))
+        refused(
+            lambda given=given: hetero.Context(devices="1xcpu", options=ContextOptions(**given), **given),
+            f"both {word}= and options=ContextOptions({word}=…)", f"leave {word}= out",
+        )  # fmt: skip
+    with hetero.Context(devices="1xcpu", engine="inline", options=ContextOptions(history=False)) as ctx:
+        assert ctx.engine == "inline"
 
 
 def test_a_misspelt_switch_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,6 +18,7 @@ from hetero.advise.prices import Paid, Prices
 from hetero.catalog.load import devices
 from hetero.floor.deprecation import renamed_keywords
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
+from hetero.floor.options import check_fields, options_argument
 from hetero.floor.units import format_bytes, format_seconds
 from hetero.model.leases import LeaseRequest
 from hetero.model.workload import WorkloadSpec
@@ -81,6 +82,7 @@ class MatchLimits:
         return LeaseRequest(together=self.together, apart=self.apart, apart_by=self.apart_by)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, what in (("latency_s", "s"), ("throughput_per_s", "tokens/s"), ("usd_per_hour", "dollars an hour")):
             given = getattr(self, name)
             if not 0.0 <= given < float("inf"):
@@ -278,7 +280,7 @@ def choose(
     prices: Prices | None = None,
 ) -> DeviceChoice:
     """Judge every sensible number of every kind of device; see `match`."""
-    limits, prices = limits or MatchLimits(), prices or Prices()
+    limits, prices = options_argument("limits", limits, MatchLimits) or MatchLimits(), prices or Prices()
     tried: list[Match] = []
     for kind in catalog_fleet() if kinds is None else kinds:
         tried += _of_kind(work, kind, limits, prices)

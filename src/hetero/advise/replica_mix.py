@@ -16,6 +16,7 @@ from hetero.advise.fleet import Kind
 from hetero.advise.match import Match, MatchLimits, estimates_of
 from hetero.advise.prices import Prices
 from hetero.floor.errors import BadValueError, HeteroError, NothingFitsError
+from hetero.floor.options import options_argument
 from hetero.model.workload import WorkloadSpec
 from hetero.plan.sizing.replica_mix import Mix, Offer, best_mix, cheapest_single
 
@@ -135,7 +136,7 @@ def mix(
     -----
     A replica serves most_tokens_per_s / answer requests a second of a stream alone; streams share its time.
     """
-    limits, prices = limits or MatchLimits(), prices or Prices()
+    limits, prices = options_argument("limits", limits, MatchLimits) or MatchLimits(), prices or Prices()
     offers: list[Offer] = []
     notes: list[str] = list(prices.notes)
     unpriced = []

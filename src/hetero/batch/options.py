@@ -14,9 +14,10 @@ from hetero.batch.base import Found
 from hetero.batch.merges import Merge, merge_of
 from hetero.batch.precision import Wish, wish_of
 from hetero.floor.errors import BadValueError
+from hetero.floor.options import check_fields, options_argument
 from hetero.floor.units import parse_bytes, parse_energy, parse_seconds, shown
 from hetero.model.device import Device
-from hetero.session.requests import check_word, flag
+from hetero.session.requests import check_word
 
 __all__ = ["BatchLimits", "BatchOptions", "BatchRequest", "CheckedLimits", "request_of"]
 
@@ -83,10 +84,9 @@ class BatchOptions:
     learn: bool = True
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.part is not None:
             _whole("part", self.part)
-        for name in ("overwrite", "ordered", "same_count", "check_finite", "check_merge", "spill", "progress", "learn"):
-            flag(name, getattr(self, name))
         wish_of(self.precision, self.tolerance)
 
     @property
@@ -132,7 +132,7 @@ class BatchLimits:
 
     timeout: float | str | None = None
     time_limit: float | str | None = None
-    memory: int | str = _MEMORY_BYTES
+    memory: float | str = _MEMORY_BYTES
     hours: str | None = None
     share: float | str = 1.0
     price: float | None = None
@@ -141,6 +141,7 @@ class BatchLimits:
     watts: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         self.checked()
 
     def checked(self) -> CheckedLimits:
@@ -248,7 +249,8 @@ def request_of(
     >>> request_of(None, None, batch={"cpu": 8}, errors="1%").errors
     0.01
     """
-    options = options or BatchOptions()
+    options = options_argument("options", options, BatchOptions) or BatchOptions()
+    limits = options_argument("limits", limits, BatchLimits) or BatchLimits()
     if resume and options.overwrite:
         raise BadValueError("resume and overwrite exclude one another", remedy="give one of them")
     return BatchRequest(
@@ -257,7 +259,7 @@ def request_of(
         errors=_budget(errors),
         found="resume" if resume else "overwrite" if options.overwrite else "refuse",
         options=options,
-        limits=(limits or BatchLimits()).checked(),
+        limits=limits.checked(),
     )
 
 

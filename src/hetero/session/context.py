@@ -22,6 +22,7 @@ from hetero.drive.frame import KEPT_MARK
 from hetero.engines.base import Call, ItemRef, Nest, NodeUsage
 from hetero.floor.deprecation import Moved, moved_keywords, renamed_keywords
 from hetero.floor.errors import BadValueError, HeteroError, SerialisationError
+from hetero.floor.options import options_argument
 from hetero.model.device import HOST_NODE
 from hetero.model.tasks import Task
 from hetero.session import runs
@@ -110,11 +111,11 @@ class Context(AsyncTwins):
     ConfigError
         The configuration is wrong, or names devices that are not here; the message lists everything.
     BadValueError
-        It is opened inside a task.
+        It is opened inside a task, or a keyword and `options` say the same thing.
 
     Notes
     -----
-    A keyword wins over `options` and `set`, these over the file, and the file over the environment. As a `with`
+    A keyword and `options` win over `set`, this over the file, and the file over the environment. As a `with`
     block it waits for its tasks at the end and brings their results into the program; left by an exception, or
     at the end of the program, it stops them. It cannot be opened inside a task.
 
@@ -150,7 +151,7 @@ class Context(AsyncTwins):
 
         self.closed = True
         runs.refuse_inside_a_task()
-        given = (options or ContextOptions()).overlaid(
+        given = (options_argument("options", options, ContextOptions) or ContextOptions()).overlaid(
             config=config, engine=engine, address=address, policy=policy, isolation=isolation,
             memory_pool_size=memory_pool_size, name=name, trace=trace, set=set, history=history,
         )  # fmt: skip
@@ -424,13 +425,13 @@ class Context(AsyncTwins):
     @_passes_former
     def map_batches(
         self,
-        fn: Any,
-        source: Any,
+        fn: object,
+        source: object,
         /,
         *,
         batch: str | int | Mapping[str, int] = "auto",
-        merge: Any = None,
-        output: Any = None,
+        merge: object = None,
+        output: object = None,
         form: str | None = None,
         errors: float | str = 0,
         resume: bool = False,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hetero.floor.deprecation import Moved
 from hetero.floor.errors import BadValueError
-from hetero.session.requests import flag, refuse_coroutine
+from hetero.floor.options import check_fields, options_argument
+from hetero.session.requests import refuse_coroutine
 
 if TYPE_CHECKING:
     from hetero.session.config import Config
@@ -54,7 +55,7 @@ class ContextOptions:
     Raises
     ------
     BadValueError
-        `initializer` cannot be called, `initargs` has no effect, or a flag is no flag.
+        A field is of a wrong type, or `initargs` has no effect.
 
     Examples
     --------
@@ -80,29 +81,34 @@ class ContextOptions:
     initargs: tuple[object, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, given in (("history", self.history), ("progress", self.progress)):
-            if given is not None:
-                flag(name, given)
+        check_fields(self)
         if self.initializer is None and self.initargs != ():
             raise BadValueError(
                 f"initargs={self.initargs!r} has no effect without initializer=",
                 remedy="give the function too, or leave it out",
             )
-        if self.initializer is not None and not callable(self.initializer):
-            raise BadValueError(f"initializer={self.initializer!r} cannot be called", remedy="give a function")
-        if not isinstance(self.initargs, tuple | list):
-            raise BadValueError(f"initargs={self.initargs!r} is no tuple", remedy="write initargs=(value,)")
         refuse_coroutine(self.initializer)
 
     def overlaid(self, **keywords: object) -> ContextOptions:
         """Return these options with the keywords that were given, which are those that are neither None nor ().
 
+        Raises
+        ------
+        BadValueError
+            These options say the same thing already.
+
         Examples
         --------
-        >>> ContextOptions(engine="local", name="night").overlaid(engine="inline", name=None).name
+        >>> ContextOptions(name="night").overlaid(engine="inline", name=None).name
         'night'
         """
         given = {name: value for name, value in keywords.items() if value is not None and value != ()}
+        usual = {each.name: each.default for each in fields(self)}
+        for name in given:
+            if getattr(self, name) != usual[name]:
+                raise BadValueError(
+                    f"Context was given both {name}= and options=ContextOptions({name}=…)", remedy=f"leave {name}= out"
+                )
         return replace(self, **given) if given else self  # type: ignore[arg-type]
 
     @property
@@ -153,10 +159,11 @@ def devices_or_context(devices: Fleet | Context, options: ContextOptions | None 
     Raises
     ------
     BadValueError
-        Options are given for a Context that is open.
+        Options are given for a Context that is open, or are of another class.
     """
     from hetero.session.context import Context
 
+    options_argument("context", options, ContextOptions)
     if not isinstance(devices, Context):
         return devices, None
     if options is not None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hetero.floor.errors import BadValueError
+from hetero.floor.options import options_argument
 from hetero.plan.training.shares import given_shares
 from hetero.train.compatibility import check_loss, check_model, check_optimizer, check_parameters
 from hetero.train.data import Samples
@@ -106,6 +107,7 @@ def folder(given: str | Path | None) -> str:
 
 def train_options(global_batch: int | None, options: TrainOptions | None) -> TrainOptions:
     """Return the options of a Trainer, which was given them or the global batch alone."""
+    options = options_argument("options", options, TrainOptions)
     if options is None:
         if global_batch is None:
             raise BadValueError("a Trainer needs the samples of a step", remedy="give global_batch=128")

@@ -348,6 +348,4 @@ def prepared(samples: Samples, augment: object, readers: int | None) -> Samples:
     """
     if augment is not None and not callable(augment):
         raise BadValueError(f"augment={augment!r} is no function", remedy="give a function of one sample's inputs")
-    if readers is not None and (isinstance(readers, bool) or not isinstance(readers, int) or readers < 0):
-        raise BadValueError(f"readers={readers!r} is not allowed", remedy="give a whole number, 0 or more, or None")
     return replace(samples, augment=augment, readers=samples.readers if readers is None else readers)

@@ -21,6 +21,7 @@ from hetero.backends import registry
 from hetero.comm.lines import LineServer
 from hetero.floor.deprecation import Moved, moved_keywords
 from hetero.floor.errors import BadValueError, NothingFitsError
+from hetero.floor.options import options_argument
 from hetero.model.device import Device
 from hetero.session.futures import Future
 from hetero.session.options import OPENING, ContextOptions, Fleet, devices_or_context
@@ -145,7 +146,7 @@ class Trainer:
     ) -> None:
         argument_checks.model_and_optimizer(model, optimizer)
         given = argument_checks.train_options(global_batch, options)
-        read = data_options or DataOptions()
+        read = options_argument("data_options", data_options, DataOptions) or DataOptions()
         self._given = (data, read.augment, read.readers)
         self.data = prepared(as_samples(data), read.augment, read.readers)
         self._data_seen = fingerprint(data)
@@ -160,7 +161,8 @@ class Trainer:
         self.optimizer = optimizer
         argument_checks.sampling(self.data, self.options, logged=read.sample_log is not None)
         self._steps_an_epoch = -(-self.data.an_epoch(given.global_batch) // given.global_batch)
-        self._checkpoint = CheckpointOptions(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
+        kept = CheckpointOptions(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
+        self._checkpoint = options_argument("checkpoint", kept, CheckpointOptions)
         self._sample_log = argument_checks.folder(read.sample_log)
         self.callbacks = argument_checks.callbacks(callbacks)
         self.reports: list[EpochReport] = []

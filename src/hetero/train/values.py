@@ -12,6 +12,7 @@ from typing import Any
 
 from hetero.floor import settings
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
+from hetero.floor.options import check_fields
 
 __all__ = [
     "CHECKPOINT_KEYS",
@@ -121,14 +122,11 @@ class TrainOptions:
     layout: str = "auto"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _whole("global_batch", self.global_batch, 1, _MOST_BATCH)
         _whole("accumulate", self.accumulate, 1, _MOST_BATCH)
         _whole("micro_batch", self.micro_batch, 0, _MOST_BATCH)
         _whole("seed", self.seed, 0, 2**63 - 1)
-        if self.shuffle is not None and not isinstance(self.shuffle, bool):
-            raise BadValueError(
-                f"shuffle={self.shuffle!r} is not allowed", remedy="give True or False, or leave it out"
-            )
         if not isinstance(self.shares, Mapping):
             _word("shares", self.shares, SHARES, ", or a table of samples by device")
         _word("precision", self.precision, PRECISIONS)
@@ -195,6 +193,11 @@ class DataOptions:
     sample_log
         Folder of a log of which device computed which samples, for `check_sample_log`; None for none.
 
+    Raises
+    ------
+    BadValueError
+        A value is not allowed.
+
     Examples
     --------
     >>> DataOptions(readers=2, sample_log="log").readers
@@ -205,6 +208,13 @@ class DataOptions:
     augment: Callable[[Any], object] | None = None
     readers: int | None = None
     sample_log: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.readers is not None and self.readers < 0:
+            raise BadValueError(
+                f"readers={self.readers!r} is not allowed", remedy="give a whole number, 0 or more, or None"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +246,7 @@ class CheckpointOptions:
     keep: int = 3
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not str(self.folder):
             given = {"every": self.every, "keep": None if self.keep == 3 else self.keep}
             words = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)

@@ -338,14 +338,6 @@ def _drawn(loader: Any, found: Samples, what: str) -> Draw:
     return draw
 
 
-def prepared(samples: Samples, augment: object, readers: int | None) -> Samples:
-    """Add to samples how they are changed for training, and who reads them.
-
-    Raises
-    ------
-    BadValueError
-        One of the two is not allowed.
-    """
-    if augment is not None and not callable(augment):
-        raise BadValueError(f"augment={augment!r} is no function", remedy="give a function of one sample's inputs")
+def prepared(samples: Samples, augment: Callable[[Any], object] | None, readers: int | None) -> Samples:
+    """Add to samples how they are changed for training, and who reads them."""
     return replace(samples, augment=augment, readers=samples.readers if readers is None else readers)

@@ -167,6 +167,6 @@ def test_an_error_in_a_dataset_is_its_own(fleet: hetero.Context) -> None:
 
 
 def test_what_cannot_augment_or_read_is_refused_at_once() -> None:
-    for options, words in (({"augment": 3}, "augment=3 is not allowed; give a function"), ({"readers": -1}, "readers=-1")):
+    for options, words in (({"augment": 3}, "augment=3 is not allowed; give"), ({"readers": -1}, "readers=-1")):
         with pytest.raises(BadValueError, match=words):
             trained(None, (INPUTS, TARGETS), **options)

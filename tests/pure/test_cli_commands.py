@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -218,8 +219,27 @@ def test_an_option_of_the_last_version_means_what_its_new_name_means(
     assert silent == []
     typed = {word.partition("=")[0] for word in before.split() if word.startswith("--")}
     renamed = typed - {word for word in after.split() if word.startswith("--")}
-    assert {line.split("'")[1] for line in warned} == renamed
-    assert all("the old name is taken by this version, and not by the next" in line for line in warned)
+    assert len(warned) == 1
+    quoted = [word for names in warned[0].removeprefix("hetero: ").split("', '") for word in names.split("' is now '")]
+    assert {name for names in quoted[::2] for name in names.strip("'").split()} == renamed
+    assert warned[0].endswith(" taken by this version, and not by the next")
+    follows = shlex.split(" ".join(names.partition("'; the old")[0] for names in quoted[1::2]))
+    kept = [word for word in after.split() if word in follows]
+    assert [word for word in follows if word not in after.split()] == []
+    assert {word for word in kept if word.startswith("--")} >= {
+        word for word in after.split() if word.startswith("--") and word not in before.split()
+    }
+
+
+def test_several_old_names_of_one_line_are_one_line_of_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, warned = parsed(monkeypatch, "schedule g --policy heft --model free")
+    assert warned == [
+        "hetero: 'hetero schedule' is now 'hetero graph plan', '--model' is now '--transfer-model free', '--policy' is"
+        " now '--planner heft'; the old names are taken by this version, and not by the next"
+    ]
+    _, warned = parsed(monkeypatch, "plan fit m --device RTX-4090 --count 2")
+    assert "'--device --count' is now '--devices 2xRTX-4090'; the old name is taken" in warned[0]
+    assert CliRunner().invoke(app, ["node", "certs", "--help"], prog_name="hetero").stderr.count("is now") == 1
 
 
 def test_every_old_option_is_tried() -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from hetero.cli.old_names import OldOption, Renamed, accept_old_options, warn
+from hetero.cli.old_names import OldOption, Renamed, accept_old_options, note, warn_of_noted
 
 __all__ = ["SETTINGS", "CommandEntry", "GroupEntry", "lazy_group"]
 
@@ -83,12 +83,14 @@ def lazy_group(
 
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             today = renamed(args)
-            if today is None:
-                return super().parse_args(ctx, args)
-            if not ctx.resilient_parsing:
+            if today is not None:
                 program = ctx.find_root().command_path
-                warn(f"{program} {today.old}", f"{program} {today.new}")
-            return super().parse_args(ctx, today.words)
+                note(ctx, f"{program} {today.old}", f"{program} {today.new}")
+            try:
+                return super().parse_args(ctx, args if today is None else today.words)
+            except BaseException:
+                warn_of_noted(ctx)
+                raise
 
         def format_commands(self, ctx: Any, formatter: Any) -> None:
             for section in dict.fromkeys(entry.section for entry in entries.values()):
@@ -109,6 +111,13 @@ class HeteroCommand(TyperCommand):
         if self.old_options:
             accept_old_options(parser, ctx, self.get_params(ctx), self.old_options)
         return parser
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line, and warn of old names in it, of the command's groups too."""
+        try:
+            return super().parse_args(ctx, args)
+        finally:
+            warn_of_noted(ctx)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; where nobody reads its output any more it ends quietly."""

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from shlex import quote
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hetero.floor.errors import BadValueError
 from hetero.floor.terminal import say
+
+if TYPE_CHECKING:
+    from typer import Context
 
 __all__ = [
     "OF_CHOICE",
@@ -22,11 +26,13 @@ __all__ = [
     "OldOption",
     "Renamed",
     "accept_old_options",
+    "note",
     "of_hetero",
     "of_plan",
     "of_report",
     "only",
     "warn",
+    "warn_of_noted",
 ]
 
 
@@ -68,9 +74,23 @@ class OldOption(NamedTuple):
     many: bool = False
 
 
-def warn(old: str, new: str) -> None:
-    """Say on standard error that a name has changed."""
-    say(f"hetero: '{old}' is now '{new}'; the old name is taken by this version, and not by the next", to=sys.stderr)
+def warn(*names: tuple[str, str]) -> None:
+    """Say on standard error, in one line, that names have changed: pairs of what was written and what to write."""
+    if names:
+        changed = ", ".join(f"'{old}' is now '{new}'" for old, new in names)
+        taken = "name is" if len(names) == 1 else "names are"
+        say(f"hetero: {changed}; the old {taken} taken by this version, and not by the next", to=sys.stderr)
+
+
+def note(context: Context, old: str, new: str) -> None:
+    """Keep an old name of a command line for the one line of warning that `warn_of_noted` writes."""
+    if not context.resilient_parsing:
+        context.meta.setdefault(__name__, []).append((old, new))
+
+
+def warn_of_noted(context: Context) -> None:
+    """Warn of the old names of a command line, once."""
+    warn(*context.meta.pop(__name__, ()))
 
 
 # --- commands ------------------------------------------------------------------------------------------------
@@ -157,7 +177,7 @@ def _graph_and_plan(checked: tuple[str, list[str]]) -> list[str]:
 # --- options -------------------------------------------------------------------------------------------------
 
 
-def accept_old_options(parser: Any, context: Any, params: Sequence[Any], old: Mapping[str, OldOption]) -> None:
+def accept_old_options(parser: Any, context: Context, params: Sequence[Any], old: Mapping[str, OldOption]) -> None:
     """Have the parser of a command take old names of its options.
 
     Raises
@@ -175,11 +195,13 @@ def accept_old_options(parser: Any, context: Any, params: Sequence[Any], old: Ma
 
     def parse_args(args: list[str]) -> Any:
         values, rest, order = parse(args)
+        given = [name for name in old if name in values]
         for name, option in old.items():
             if name in values:
                 _take_over(values, name, option, named[option.new])
-                if not context.resilient_parsing:
-                    warn(name, option.new)
+        for new in dict.fromkeys(option.new for name, option in old.items() if name in given):
+            names = " ".join(name for name in given if old[name].new == new)
+            note(context, names, _written(new, values.get(named[new].name)))
         return values, rest, order
 
     parser.parse_args = parse_args
@@ -196,6 +218,18 @@ def _take_over(values: dict[str, Any], name: str, option: OldOption, param: Any)
         raise BadValueError(f"{name} is the old name of {option.new}, and both are given", remedy=f"leave {name} out")
     else:
         values[param.name] = given
+
+
+def _written(option: str, value: object) -> str:
+    """Return an option as it is to be written with the value that it has now.
+
+    Examples
+    --------
+    >>> _written("--devices", "2xA,B C"), _written("--apart", ["a@rack", "b@rack"])
+    ("--devices '2xA,B C'", '--apart a@rack --apart b@rack')
+    """
+    each = value if isinstance(value, list | tuple) else [value]
+    return " ".join(f"{option} {quote(str(one))}" for one in each if one is not None) or option
 
 
 def only(options: Mapping[str, OldOption], *names: str) -> dict[str, OldOption]:

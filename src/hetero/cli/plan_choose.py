@@ -56,7 +56,7 @@ def _from_file(word: str, given: Mapping[str, object]) -> tuple[WorkloadSpec, tu
     known = ("model", "job", "weights", "kv", "batch", "context", "prompt", "framework", "optimizer", "checkpointing")
     for old, new in (("engine", "framework"), ("optimiser", "optimizer")):
         if old in document and new not in document:
-            warn(f"{word}: {old}", f"{word}: {new}")
+            warn((f"{word}: {old}", f"{word}: {new}"))
             document[new] = document.pop(old)
     for key in document:
         if key not in (*known, "needs", "streams"):

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from functools import cache
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +20,7 @@ import pytest
 from hetero.backends import registry
 from hetero.backends.base import Found
 from hetero.backends.cpu import CpuBackend
+from hetero.cli import checks
 from hetero.model.device import KINDS, Device, DeviceKind, DeviceType
 from hetero.model.tasks import Request
 from hetero.plan.policies.base import Proposal
@@ -177,6 +180,32 @@ class _OddTorch(_Dpu):
     kinds: ClassVar[Any] = (DeviceKind("dpu", torch="dpu:{number}"),)
 
 
+class _NoKinds(_Dpu):
+    kinds: ClassVar[Any] = ()
+
+
+class _Upper(_Dpu):
+    kinds: ClassVar[Any] = (DeviceKind("DPU", type="DPU"),)
+
+
+class _OwnCpu(_Dpu):
+    kinds: ClassVar[Any] = (DeviceKind("cpu", type="CHIP", runs_python=False),)
+
+
+class _OwnCuda(_Dpu):
+    kinds: ClassVar[Any] = ("dpu", DeviceKind("cuda", torch="cuda:{index}", collectives="nccl"))
+
+
+class _Second(_Dpu):
+    name: ClassVar[str] = "second"
+    kinds: ClassVar[Any] = (DeviceKind("dpu", type="DPU"),)
+
+
+class _ByName(_Dpu):
+    name: ClassVar[str] = "by_name"
+    kinds: ClassVar[Any] = ("dpu", "cuda", KINDS["cpu"])
+
+
 class _OtherKind(_Dpu):
     device_: ClassVar[Device] = replace(_Dpu.device_, kind="dqu")
 
@@ -204,6 +233,10 @@ class _NoRates(_Dpu):
     [
         (_NoWord, "step 3 (name, kinds, labels): dpu: kind 'My DPU' is no word in lower case"),
         (_OddTorch, "step 3 (name, kinds, labels): dpu: torch='dpu:{number}' of dpu is not like 'cuda:{index}'"),
+        (_NoKinds, "step 3 (name, kinds, labels): dpu: kinds is a tuple of at least one"),
+        (_Upper, "dpu: kind 'DPU' is no word in lower case"),
+        (_OwnCpu, "dpu: it declares kind 'cpu' anew with type='CHIP', there 'CPU': hetero declares this kind; write"),
+        (_OwnCuda, "dpu: it declares kind 'cuda' anew with float64=False, there True: hetero declares this kind"),
         (_OtherKind, "step 2 (_probe): h0/dpu:0: 'dqu' is not in kinds of dpu: dpu"),
         (_Nameless, "step 2 (_probe): h0/dpu:0: a device has a name"),
         (_Shares, "step 3 (the underscore methods): h0/dpu:0: a copy changes with the host's array"),
@@ -217,6 +250,34 @@ def test_the_kit_of_back_ends_names_the_step_of_the_guide(backend: Any, sentence
     with pytest.raises(AssertionError) as caught:
         check_backend(backend)
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("classes", "why"),
+    [
+        (["_Dpu"], ""),
+        (["_Dpu", "_ByName"], ""),
+        (["_ByName", "_Dpu"], ""),
+        (["_NoKinds"], "kinds is a tuple of at least one"),
+        (["_Upper"], "kind 'DPU' is no word in lower case"),
+        (["_OwnCpu"], "hetero declares this kind; write kinds = ('cpu',) to use it as it is, or take another name"),
+        (["_Dpu", "_Second"], "with shares_memory=False, there True: back end 'dpu' declares this kind"),
+    ],
+)
+def test_a_back_end_whose_kinds_are_wrong_is_refused_by_name_in_the_registry_and_in_doctor(
+    monkeypatch: pytest.MonkeyPatch, classes: list[str], why: str
+) -> None:
+    points = tuple(EntryPoint(globals()[one].name, f"{__name__}:{one}", registry.GROUP) for one in classes)
+    monkeypatch.setattr(registry, "loaded", cache(registry.loaded.__wrapped__))
+    monkeypatch.setattr(registry, "kinds", cache(registry.kinds.__wrapped__))
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points if group == registry.GROUP else ())
+    *sound, last = tuple(checks._extensions())
+    assert [one.state for one in sound] == ["ok"] * (len(classes) - 1)
+    assert (last.state, why in last.found) == ("missing" if why else "ok", True)
+    assert [why in found.reason and found.backend == last.name for found in registry.broken()] == [True] * bool(why)
+    assert registry.kinds()["cpu"].type == "CPU"
+    assert "dpu" not in registry.kinds() or registry.kinds()["dpu"] == _Dpu.kinds[0]
 
 
 class _First:

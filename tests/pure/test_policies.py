@@ -3,6 +3,7 @@ from __future__ import annotations
 import heapq
 import importlib
 import pkgutil
+import re
 from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
@@ -18,6 +19,7 @@ from hypothesis.extra.numpy import arrays
 
 import hetero
 import hetero.plan.policies as folder
+from hetero.cli import checks
 from hetero.drive.sim import Program, SimHooks, SimTask, simulate
 from hetero.floor.errors import BadValueError
 from hetero.model.device import Device, DeviceType
@@ -360,6 +362,40 @@ def test_auto_asks_every_policy_whether_it_suits_the_fleet(monkeypatch: pytest.M
     assert reason.startswith("it is made for two; policy 'broken' of no_such_package:Policy cannot be loaded")
     assert choose(devices(3))[0].name == "eft"
     assert "auto" in names()
+
+
+class _Narrow(_Fixed):
+    """A policy whose `propose` takes another number of arguments than the core gives."""
+
+    name = "narrow"
+
+    def propose(self, view: View, ready: Sequence[ReadyTask]) -> Any:  # type: ignore[override]
+        return [], None
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "state", "why"),
+    [
+        ("fixed", "_Fixed", "ok", ""),
+        ("other", "_Fixed", "poor", "'fixed' is registered as 'other'"),
+        ("narrow", "_Narrow", "missing", "narrow has propose(view: "),
+        ("eft", "_Fixed", "missing", "the name 'eft' is taken"),
+    ],
+)
+def test_doctor_finds_what_the_kit_of_policies_refuses(
+    monkeypatch: pytest.MonkeyPatch, name: str, made: str, state: str, why: str
+) -> None:
+    point = EntryPoint(name, f"{__name__}:{made}", registry.GROUP)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: (point,) if group == registry.GROUP else ())
+    monkeypatch.setattr(registry, "entry_points", lambda group: (point,))
+    (finding,) = checks._extensions()
+    assert (finding.state, why in finding.found) == (state, True)
+    if why and name not in registry.OURS:
+        with pytest.raises(AssertionError, match=re.escape(why)):
+            check_policy(name)
+    if made == "_Narrow":
+        with pytest.raises(BadValueError, match="cannot be asked: narrow has propose"):
+            get(name)
 
 
 def test_the_former_name_of_the_best_device_still_works_and_warns() -> None:

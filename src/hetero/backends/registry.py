@@ -5,7 +5,9 @@ In: names. Out: back end classes. It must not import a framework: back ends impo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from dataclasses import fields
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -30,6 +32,7 @@ __all__ = [
     "refuse_unknown",
     "runs_torch",
     "torch_place",
+    "why_unusable",
 ]
 
 GROUP = "hetero.backends"
@@ -43,6 +46,10 @@ _BUILT_IN = {
     "vulkan": "VulkanBackend",
     "null": "NullBackend",
 }
+
+
+_WORD = re.compile(r"[a-z][a-z0-9_-]*")
+_TYPE = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
 class _Registered(NamedTuple):
@@ -75,8 +82,73 @@ def _take(entry: EntryPoint, classes: dict[str, type[Backend]]) -> str:
         return f"{given!r} is no subclass of hetero.backends.base.Backend"
     if getattr(given, "name", None) != entry.name:
         return f"its class is named {getattr(given, 'name', None)!r}"
-    classes[entry.name] = given
+    reason = why_unusable(given, classes.values())
+    if not reason:
+        classes[entry.name] = given
+    return reason
+
+
+def why_unusable(backend: type[Backend], others: Iterable[type[Backend]] = ()) -> str:
+    """Return what is wrong with the name, the kinds or the labels of a back end, '' where nothing is.
+
+    Parameters
+    ----------
+    backend
+        The class, registered or not.
+    others
+        Back ends whose kinds it must not declare with other facts, beside those of `KINDS`.
+
+    Examples
+    --------
+    >>> why_unusable(load("cpu"))
+    ''
+    """
+    name = getattr(backend, "name", None)
+    if not (isinstance(name, str) and _WORD.fullmatch(name)):
+        return f"{backend.__name__}: name is {name!r}, and no word"
+    listed = getattr(backend, "kinds", None)
+    if not isinstance(listed, tuple) or not listed:
+        return f"{name}: kinds is a tuple of at least one"
+    for one in listed:
+        if not isinstance(one, str | DeviceKind):
+            return f"{name}: {one!r} in kinds is neither a name nor a DeviceKind"
+    faults = [_fault_of(kind) or _conflict(kind, backend, others) for kind in backend.declared_kinds().values()]
+    faults += [f"label {label!r} is no word in lower case" for label in backend.labels if not _WORD.fullmatch(label)]
+    return next((f"{name}: {fault}" for fault in faults if fault), "")
+
+
+def _fault_of(kind: DeviceKind) -> str:
+    if not _WORD.fullmatch(kind.name):
+        return f"kind {kind.name!r} is no word in lower case"
+    if not _TYPE.fullmatch(kind.type):
+        return f"the type {kind.type!r} of {kind.name} is no word in capitals"
+    try:
+        kind.torch_place(0)
+    except (LookupError, ValueError):
+        return f"torch={kind.torch!r} of {kind.name} is not like 'cuda:{{index}}'"
     return ""
+
+
+def _conflict(kind: DeviceKind, backend: type[Backend], others: Iterable[type[Backend]]) -> str:
+    """Return whose kind this is where it is declared already with other facts, '' where it is not."""
+    if kind.name in backend.kinds:
+        return ""
+    owner = "hetero" if kind.name in KINDS else ""
+    known = KINDS.get(kind.name)
+    for other in others:
+        if known is None and other.name != backend.name and kind.name not in other.kinds:
+            known, owner = other.declared_kinds().get(kind.name), f"back end {other.name!r}"
+    if known is None or known == kind:
+        return ""
+    differing = next(
+        f"{field.name}={getattr(kind, field.name)!r}, there {getattr(known, field.name)!r}"
+        for field in fields(kind)
+        if getattr(kind, field.name) != getattr(known, field.name)
+    )
+    return (
+        f"it declares kind {kind.name!r} anew with {differing}: {owner} declares this kind; "
+        f"write kinds = ({kind.name!r},) to use it as it is, or take another name"
+    )
 
 
 def names() -> tuple[str, ...]:
@@ -133,11 +205,11 @@ def kinds() -> dict[str, DeviceKind]:
     >>> kinds()["cuda"].type, kinds()["opencl"].runs_python
     ('GPU', False)
     """
-    found = dict(KINDS)
+    found, named_only = dict(KINDS), {}
     for backend in loaded().classes.values():
         for name, kind in backend.declared_kinds().items():
-            found.setdefault(name, kind)
-    return found
+            (named_only if name in backend.kinds else found).setdefault(name, kind)
+    return found | {name: kind for name, kind in named_only.items() if name not in found}
 
 
 def kind_of(device: Device) -> DeviceKind:

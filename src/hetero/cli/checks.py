@@ -100,9 +100,9 @@ def _extensions() -> Iterator[Finding]:
         yield Finding(group, entry.name, state, found, help_ if state == "missing" else "")
     for entry in metadata.entry_points(group=policies.GROUP):
         why = policies.why_unusable(entry)
-        yield Finding(
-            group, entry.name, "missing" if why else "ok", why or f"policy of {entry.value}", remedy if why else ""
-        )
+        wrong = why or policies.misnamed(policies.get(entry.name), entry.name)
+        state = "missing" if why else "poor" if wrong else "ok"
+        yield Finding(group, entry.name, state, wrong or f"policy of {entry.value}", remedy if wrong else "")
 
 
 def _version(package: str) -> str:

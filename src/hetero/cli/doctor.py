@@ -58,4 +58,4 @@ def _summary(found: tuple[Finding, ...]) -> str:
     poor = sum(finding.state == "poor" for finding in found)
     if not missing and not poor:
         return "Nothing is missing."
-    return f"{missing} missing, {poor} short of room. What your program does not use does not matter."
+    return f"{missing} missing, {poor} in need of attention. What your program does not use does not matter."

@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from hetero.backends import registry
 from hetero.backends.base import Backend, Found, Kernel
 from hetero.floor.errors import BadValueError, DeviceError, HeteroError
-from hetero.model.device import Device, DeviceKind, DeviceStatus
+from hetero.model.device import Device, DeviceStatus
 from hetero.testing import guide_step
 
 __all__ = ["check_backend", "sample_arrays", "saxpy"]
 
-_WORD = re.compile(r"[a-z][a-z0-9_-]*")
 _TYPE = re.compile(r"[A-Z][A-Z0-9_]*")
 _DTYPES = ("float32", "float64", "float16", "int32", "int64", "uint8", "bool", "complex64")
 
@@ -97,20 +96,8 @@ def _registered(name: str) -> type[Backend]:
 
 
 def _check_words(kind: type[Backend]) -> None:
-    name = getattr(kind, "name", None)
-    _true(isinstance(name, str) and _WORD.fullmatch(str(name)), f"{kind.__name__}: name is {name!r}, and no word")
-    _true(isinstance(getattr(kind, "kinds", None), tuple) and kind.kinds, f"{name}: kinds is a tuple of at least one")
-    for one in kind.kinds:
-        _true(isinstance(one, str | DeviceKind), f"{name}: {one!r} in kinds is neither a name nor a DeviceKind")
-    for one in kind.declared_kinds().values():
-        _true(_WORD.fullmatch(one.name), f"{name}: kind {one.name!r} is no word in lower case")
-        _true(_TYPE.fullmatch(one.type), f"{name}: the type {one.type!r} of {one.name} is no word in capitals")
-        try:
-            one.torch_place(0)
-        except (LookupError, ValueError) as error:
-            raise AssertionError(f"{name}: torch={one.torch!r} of {one.name} is not like 'cuda:{{index}}'") from error
-    for label in kind.labels:
-        _true(_WORD.fullmatch(label), f"{name}: label {label!r} is no word in lower case")
+    why = registry.why_unusable(kind, registry.loaded().classes.values())
+    _true(not why, why)
 
 
 def _check_found(kind: type[Backend], found: object) -> None:

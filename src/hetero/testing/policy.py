@@ -14,7 +14,7 @@ import numpy as np
 
 from hetero.model.device import Device, DeviceType
 from hetero.plan.policies.base import Floats, Memory, Policy, Proposal, ReadyTask, Traits, View, Waiting, traits
-from hetero.plan.policies.registry import AUTO, get
+from hetero.plan.policies.registry import get, misnamed, unaskable
 from hetero.testing import guide_step
 
 __all__ = ["check_policy"]
@@ -63,12 +63,10 @@ def check_policy(policy: Policy | str, seed: int = 0) -> None:
 
 
 def _check_name(policy: Policy, given: Policy | str) -> str:
-    name = getattr(policy, "name", None)
-    named = isinstance(name, str) and name != ""
-    assert named, f"{type(policy).__name__} has no name: give it a class attribute 'name'"
-    assert given in (policy, name, AUTO), f"{name!r} is registered as {given!r}: both names are the same"
-    assert callable(getattr(policy, "propose", None)), f"{name} has no method propose(view, ready, memory)"
-    return str(name)
+    why = misnamed(policy, given if isinstance(given, str) else getattr(policy, "name", ""))
+    why = why or unaskable(policy)
+    assert not why, why
+    return policy.name
 
 
 class _Fleet:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from inspect import signature
 
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.model.device import Device
 from hetero.plan.policies.base import Policy
 
-__all__ = ["AUTO", "DEFAULT", "GROUP", "OURS", "choose", "get", "names", "why_unusable"]
+__all__ = ["AUTO", "DEFAULT", "GROUP", "OURS", "choose", "get", "misnamed", "names", "unaskable", "why_unusable"]
 
 GROUP = "hetero.policies"
 """The entry point group in which other packages name a class (or function without arguments) that makes a policy."""
@@ -119,6 +120,31 @@ def why_unusable(point: EntryPoint) -> str:
     return ""
 
 
+def misnamed(policy: Policy, given: str) -> str:
+    """Return what is wrong with the name of a policy that is registered under a name, '' where nothing is."""
+    name = getattr(policy, "name", None)
+    if not isinstance(name, str) or not name:
+        return f"{type(policy).__name__} has no name: give it a class attribute 'name'"
+    return "" if given in (name, AUTO) else f"{name!r} is registered as {given!r}: both names are the same"
+
+
+def unaskable(policy: object) -> str:
+    """Return why a policy cannot be asked for proposals, '' where it can."""
+    name = getattr(policy, "name", None) or type(policy).__name__
+    propose = getattr(policy, "propose", None)
+    if not callable(propose):
+        return f"{name} has no method propose(view, ready, memory)"
+    try:
+        given = signature(propose)
+    except (TypeError, ValueError):  # a callable that was not written in Python
+        return ""
+    try:
+        given.bind(None, None, None)
+    except TypeError:
+        return f"{name} has propose{given}, and is called as propose(view, ready, memory)"
+    return ""
+
+
 def _others() -> tuple[EntryPoint, ...]:
     return tuple(sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)))
 
@@ -131,4 +157,9 @@ def _made_by_others(point: EntryPoint) -> Policy:
             f"policy {point.name!r} of {point.value} cannot be loaded ({type(error).__name__}: {error})",
             remedy="repair or uninstall the package that brings it",
         ) from error
+    if why := unaskable(policy):
+        raise BadValueError(
+            f"policy {point.name!r} of {point.value} cannot be asked: {why}",
+            remedy="repair or uninstall the package that brings it",
+        )
     return policy

@@ -158,7 +158,12 @@ def test_the_old_form_of_a_number_is_read_with_a_warning_where_it_can_be_no_inde
     wanted, warnings = builder.understood(parse_spec(spec, WORDS))
     assert [one.text for one in wanted] == read
     assert len(warnings) == len([word for word in read if ":" not in word])
-    assert all("kind:n now is the device with index n" in line for line in warnings)
+    asked = [one for one in spec.split(",") if one not in read]
+    assert warnings == [
+        f"{old!r} is taken as a number of devices or cores, as in earlier versions: write {new!r}; the next version reads "
+        f"{old!r} as the device with index {old.partition(':')[2].partition('*')[0]}"
+        for old, new in zip(asked, [one for one in read if ":" not in one], strict=True)
+    ]
     assert short(made(spec)) == short(made(",".join(read)))
 
 
@@ -169,6 +174,27 @@ def test_an_index_that_nothing_has_is_never_guessed_to_be_a_number(spec: str) ->
     devices: list[Device] = []
     assert any(add(builder, one, devices) for one in wanted)
     assert not warnings
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("tpu:1", "tpu:1 is broken: no answer; this host has tpu:0, tpu:3"),
+        ("tpu:1,tpu:1*0.5", "tpu:1 is broken: no answer; this host has tpu:0, tpu:3"),
+        ("tpu:2,tpu:1", "tpu:1 is broken: no answer; this host has tpu:0, tpu:3"),
+        ("cpu:4", "cpu:4 is broken: too hot; this host has cpu:0, cpu:1, cpu:2, cpu:3"),
+    ],
+)
+def test_who_names_a_broken_device_learns_why_and_gets_no_other(spec: str, reason: str) -> None:
+    sound = [Found(card("tpu", index), "torch") for index in (0, 3)]
+    broken = [Found(card("tpu", 1), "torch", "no answer"), Found(cpu(4), "cpu", "too hot")]
+    found = (*FOUND, *sound, *broken)
+    builder = Builder(found, fleet.choose(found)[0], CORES)
+    wanted = parse_spec(spec, (*WORDS, "tpu"))
+    assert builder.understood(wanted) == (list(wanted), [])
+    devices: list[Device] = []
+    reasons = [add(builder, one, devices) for one in wanted]
+    assert (reason in reasons, devices) == (True, [])
 
 
 def test_counted_cpu_devices_have_a_core_each_unless_they_say_how_many() -> None:

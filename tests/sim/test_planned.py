@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from hetero.core.invariants import check
 from hetero.drive.faults import Faults, Loss
 from hetero.drive.sim import Program, SimTask, simulate
 from hetero.drive.sim_engine import Costs
-from hetero.graphs.planning import Budget, plan_graph
+from hetero.floor.errors import BadValueError
+from hetero.graphs import simulation
+from hetero.graphs.planning import Budget, PlannedGraph, plan_graph
 from hetero.graphs.simulation import losses_of, run_graph, try_out
 from hetero.model.device import Device, DeviceType
 from hetero.model.graph import GraphDevice, GraphEdge, GraphTask, TaskGraph
@@ -92,6 +95,29 @@ def test_a_device_that_is_lost_costs_its_results_and_no_task() -> None:
     assert broken.makespan_s > whole.makespan_s
     assert broken.machine is not None
     check(broken.machine)
+
+
+def test_a_graph_is_planned_only_for_the_policy_that_follows_a_plan_or_where_iterations_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    devices, topology = two_memories()
+    graph = TaskGraph(devices, topology, (GraphTask("a", (2.0, 1.0)), GraphTask("b", (1.0, 1.0))), ())
+    asked: list[int | None] = []
+
+    def counted(graph: TaskGraph, policy: str, budget: Budget, *args: Any, **more: Any) -> PlannedGraph:
+        asked.append(budget.iterations)
+        return plan_graph(graph, "heft", budget, *args, **more)
+
+    monkeypatch.setattr(simulation, "plan_graph", counted)
+    alone = try_out(graph, "eft")
+    assert (alone.plan, asked) == (None, [])
+    assert alone.as_dict()["planned"] == {"makespan_s": None, "lower_bound_s": None}
+    assert alone.median_s == 1.0
+    assert try_out(graph, "eft", iterations=3).plan is not None
+    assert try_out(graph).plan is not None
+    assert asked == [3, 20]
+    with pytest.raises(BadValueError, match="'fre' is not a model of transfers; did you mean 'free'"):
+        try_out(graph, "eft", model="fre")
 
 
 def test_tasks_that_only_the_lost_device_could_run_fail_with_the_reason() -> None:

@@ -35,11 +35,13 @@ def simulate(
     ),
     draws: Annotated[int, typer.Option(min=1, max=100_000, help="Runs, each with times of its own.")] = 1,
     seed: Seed = None,
-    iterations: Iterations = 20,
+    iterations: Iterations = None,
     transfer_model: TransferModel = "contention",
     json: AsJson = False,
 ) -> None:
     """Run a task graph in virtual time, by the code that runs programs.
+
+    'planned' starts with a plan of 20 iterations; other policies run beside a plan where --iterations is given.
 
     The same seed gives the same result on every machine with the same extras. Exits 1 when tasks failed.
     """
@@ -65,15 +67,13 @@ def _print(trials: Trials) -> None:
     from hetero.floor.units import format_bytes, format_seconds
 
     out = console()
-    out.print(f"plan: {verdict(trials.plan)}", markup=False, soft_wrap=True)
+    if trials.plan is not None:
+        out.print(f"plan: {verdict(trials.plan)}", markup=False, soft_wrap=True)
     spans = [format_seconds(value) for value in (trials.median_s, trials.low_s, trials.high_s)]
-    beside = (
-        f"{trials.median_s / trials.plan.makespan_s:.2f} times the plan" if trials.plan.makespan_s else "as planned"
-    )
     if trials.draws == 1:
-        out.print(f"run by {trials.policy}: {spans[0]}, {beside}", markup=False)
+        out.print(f"run by {trials.policy}: {spans[0]}{_beside(trials)}", markup=False)
     else:
-        middle = f"{trials.draws:,} runs by {trials.policy}: median {spans[0]}, {beside}"
+        middle = f"{trials.draws:,} runs by {trials.policy}: median {spans[0]}{_beside(trials)}"
         out.print(f"{middle}; four of five between {spans[1]} and {spans[2]}", markup=False, soft_wrap=True)
     for device, share in trials.busy_frac.items():
         out.print(f"  {device}: busy {share:.0%}", markup=False)
@@ -85,6 +85,12 @@ def _print(trials: Trials) -> None:
         out.print(f"note: {line}", markup=False, soft_wrap=True)
     for line in _failures(trials):
         out.print(line, markup=False, soft_wrap=True)
+
+
+def _beside(trials: Trials) -> str:
+    if trials.plan is None:
+        return ""
+    return f", {trials.median_s / trials.plan.makespan_s:.2f} times the plan" if trials.plan.makespan_s else ", as planned"
 
 
 def _failures(trials: Trials) -> Iterator[str]:

@@ -77,7 +77,7 @@ Framework = Annotated[str, typer.Option(help="torch, litgpt, llama.cpp, vllm, te
 Checkpointing = Annotated[bool, typer.Option("--checkpointing", help="Compute activations again.")]
 Network = Annotated[str, typer.Option(help="Bandwidth between hosts, as in 10Gb/s.")]
 Noise = Annotated[float, typer.Option(min=0.0, max=3.0, help="Spread of the logarithm of real times.")]
-Iterations = Annotated[int, typer.Option(min=1, help="Iterations of the search for a plan.")]
+Iterations = Annotated[int | None, typer.Option(min=1, help="Iterations of the search for a plan.")]
 TransferModel = Annotated[
     str, typer.Option(help="contention: transfers share links, memory has capacities; free: neither.")
 ]

@@ -34,6 +34,7 @@ __all__ = [
     "PlannedGraph",
     "Search",
     "contended_plan",
+    "check_model",
     "plan_graph",
     "pull",
     "warm_up",
@@ -86,6 +87,21 @@ class PlannedGraph(NamedTuple):
     notes: tuple[str, ...]
 
 
+def check_model(model: str) -> None:
+    """Refuse a model of transfers that is not known.
+
+    Raises
+    ------
+    BadValueError
+        It is none of `MODELS`.
+    """
+    if model not in MODELS:
+        raise BadValueError(
+            f"{model!r} is not a model of transfers{did_you_mean(model, MODELS)}",
+            remedy=f"allowed: {', '.join(MODELS)}",
+        )
+
+
 def plan_graph(
     graph: TaskGraph,
     policy: str = "search",
@@ -116,11 +132,7 @@ def plan_graph(
             f"{policy!r} is not a policy for graphs{did_you_mean(policy, POLICIES)}",
             remedy=f"allowed: {', '.join(POLICIES)}",
         )
-    if model not in MODELS:
-        raise BadValueError(
-            f"{model!r} is not a model of transfers{did_you_mean(model, MODELS)}",
-            remedy=f"allowed: {', '.join(MODELS)}",
-        )
+    check_model(model)
     p = problem_of(graph)
     if not len(p.order):
         return PlannedGraph(Schedule((), 0.0, 0.0, policy, model), 0, 0.0, 0.0, ())

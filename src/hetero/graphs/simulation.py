@@ -22,7 +22,7 @@ from hetero.drive.sim_engine import Costs
 from hetero.drive.sim_values import Program, SimResult, SimTask
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.floor.units import parse_seconds
-from hetero.graphs.planning import Budget, plan_graph
+from hetero.graphs.planning import Budget, check_model, plan_graph
 from hetero.model.device import HOST_NODE, Device, DeviceKind, DeviceType
 from hetero.model.graph import UNLIMITED_BYTES, TaskGraph
 from hetero.model.schedule import Schedule
@@ -45,6 +45,9 @@ __all__ = [
     "run_graph",
     "try_out",
 ]
+
+_ITERATIONS = 20
+"""Of the search for the plan that a policy follows, where no number is given."""
 
 
 class TableCost(CostModel):
@@ -260,7 +263,7 @@ class Trials:
 
     Attributes
     ----------
-    plan : made beforehand
+    plan : made beforehand; None where the policy does not plan and none was asked for
     policy : its name
     model : of transfers and memory, 'contention' or 'free'
     draws : number of runs
@@ -273,7 +276,7 @@ class Trials:
     notes : for people
     """
 
-    plan: Schedule
+    plan: Schedule | None
     policy: str
     model: str
     draws: int
@@ -289,7 +292,7 @@ class Trials:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures by name, for JSON."""
-        planned = {"makespan_s": self.plan.makespan_s, "lower_bound_s": self.plan.lower_bound_s}
+        planned = {name: getattr(self.plan, name, None) for name in ("makespan_s", "lower_bound_s")}
         rest = {name: getattr(self, name) for name in self.__slots__ if name != "plan"}
         return {"planned": planned, **rest}
 
@@ -323,10 +326,10 @@ def try_out(
     losses: Sequence[Loss] = (),
     draws: int = 1,
     seed: int = 0,
-    iterations: int = 20,
+    iterations: int | None = None,
     model: str = "contention",
 ) -> Trials:
-    """Plan a graph and run it in virtual time a number of times.
+    """Run a graph in virtual time a number of times, beside a plan of it.
 
     Parameters
     ----------
@@ -334,7 +337,7 @@ def try_out(
     noise : standard deviation of the logarithm of real over expected seconds
     losses : devices that are lost
     draws, seed : runs, with the seeds seed, seed + 1, …
-    iterations : of the search for the plan
+    iterations : of the search for the plan; None for 20 where the policy is 'planned', and no plan where it is another
     model : as of `plan_graph`, for the plan and for the runs
 
     Raises
@@ -343,7 +346,10 @@ def try_out(
         The policy or the model is not known.
     """
     get(policy)
-    plan = plan_graph(graph, "search", Budget(iterations=iterations), seed, model=model).schedule
+    check_model(model)
+    plan = None
+    if policy == "planned" or iterations is not None:
+        plan = plan_graph(graph, "search", Budget(iterations=iterations or _ITERATIONS), seed, model=model).schedule
     tally = _Tally(graph, draws)
     for turn in range(draws):
         lost = Faults(losses=tuple(losses))

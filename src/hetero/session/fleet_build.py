@@ -242,14 +242,15 @@ class Builder:
         Notes
         -----
         That is so where the same index is named twice (`cpu:1,cpu:1*0.25`), and where no device has it and there are
-        as many (`null:8`, `cuda:2` of two). The other entries of that kind then are numbers, too.
+        as many (`null:8`, `cuda:2` of two). The other entries of that kind then are numbers, too. A broken device keeps
+        its index: whoever names it learns why it is broken, and gets no other one.
         """
         old = {one.word for one in wanted if one.id is not None and one.backend == "" and self._is_count(one, wanted)}
         read = [_counted(one, self._counts_cores(one)) if one.word in old and one.id else one for one in wanted]
         pairs = [(one, new) for one, new in zip(wanted, read, strict=True) if new is not one]
         return read, [
-            f"{one.text!r} is read as {new.text!r}: kind:n now is the device with index n, and the next version "
-            "will read it so"
+            f"{one.text!r} is taken as a number of devices or cores, as in earlier versions: write {new.text!r}; the "
+            f"next version reads {one.text!r} as the device with index {one.id}"
             for one, new in dict.fromkeys(pairs)
         ]
 
@@ -261,6 +262,8 @@ class Builder:
         if one.word == "null":
             return alike != list(range(alike[0], alike[0] + len(alike))) or alike[0] != _nulls_counted(wanted)
         matching = self._matching(one)
+        if any(self._broken(other) for other in wanted if other.word == one.word):
+            return False
         room = len(self.cores) if self._counts_cores(one) else len(matching)
         absent = one.id not in [device.index for device in matching]
         return bool(matching) and one.id <= room and (absent or len(set(alike)) < len(alike))
@@ -278,6 +281,17 @@ class Builder:
             return by_kind
         among = sound if wanted.backend else self.chosen
         return [device for device in among if device.type == wanted.word]
+
+    def _broken(self, wanted: Wanted) -> list[Found]:
+        """Return what is broken of the devices that an entry names by index or id."""
+        unsound = [(one, one.device) for one in self.found if one.reason and one.device is not None]
+        return [
+            one
+            for one, device in unsound
+            if wanted.backend in ("", device.backend)
+            and wanted.word in (device.label, device.kind, device.type.casefold())
+            and wanted.id in (device.index, device.id, device.short)
+        ]
 
     def _null(self, wanted: Wanted, devices: Sequence[Device]) -> tuple[list[Device], str]:
         taken = [device.index for device in devices if device.kind == "null"]
@@ -302,7 +316,9 @@ class Builder:
                 [],
                 f"{free[0].short} has {free[0].cores} cores; leave the index out to have a device of {wanted.cores}",
             )
-        return free, "" if free else f"this host has {_ids(matching)}{', already named' if named else ''}"
+        if named and not free:
+            return [], f"this host has {_ids(matching)}, already named"
+        return free, "" if free else self._why(wanted, matching)
 
     def _cpu_of(self, count: int, cores: int, native: Device, devices: Sequence[Device]) -> tuple[list[Device], str]:
         """Make CPU devices of so many cores each."""
@@ -336,6 +352,9 @@ class Builder:
         return free[:count], ""
 
     def _why(self, wanted: Wanted, matching: Sequence[Device]) -> str:
+        if broken := self._broken(wanted):
+            others = f"; this host has {_ids(matching)}" if matching else ""
+            return "; ".join(f"{one.device.short} is broken: {one.reason}" for one in broken if one.device) + others
         if matching:
             return f"this host has {_ids(matching)}"
         reasons = [f"{one.backend}: {one.reason}" for one in self.found if one.reason]

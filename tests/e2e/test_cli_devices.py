@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from hetero.backends import probe
 from hetero.backends.base import Found
 from hetero.cli.device_rows import DeviceRow, rows_of
 from hetero.cli.device_table import notes, table
+from hetero.cli.main import app
 from hetero.model.device import Device, DeviceType
 
 CPU = Device("h0/cpu:0", "cpu", DeviceType("CPU"), "cpu", name="AMD Ryzen 9 7950X 16-Core", memory_bytes=64 * 10**9)
@@ -118,6 +121,28 @@ def test_a_probe_measures_and_the_result_is_kept(tmp_path: Path) -> None:
     assert unmeasured["flop_per_s"] is None
     assert measured["flop_per_s"] > 1e8
     assert remembered["flop_per_s"] == measured["flop_per_s"]
+
+
+def test_a_device_that_cannot_be_measured_is_listed_with_the_reason_and_not_told_to_probe_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    why = "the probe failed: h0/cpu:0 cannot be measured: TypeError: unsupported operand type(s) for @"
+    asked: list[str] = []
+
+    def measured(device: Device) -> tuple[None, str]:
+        asked.append(device.short)
+        return None, why
+
+    monkeypatch.setenv("HETERO_HOME", str(tmp_path))
+    monkeypatch.setattr(probe, "measure", measured)
+    words = ["devices", "--devices", "1xcpu,1xcpu*0.5"]
+    told = " ".join(CliRunner().invoke(app, [*words, "--probe"]).stdout.split())
+    assert f"cpu:0 could not be measured: {why} cpu:1 could not be measured: {why}" in told
+    assert "hetero devices --probe" not in told
+    assert asked == ["cpu:0"]
+    document = json.loads(CliRunner().invoke(app, [*words, "--probe", "--json"]).stdout)
+    assert f"cpu:1 could not be measured: {why}" in document["notes"]
+    assert "hetero devices --probe" in CliRunner().invoke(app, words).stdout
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])

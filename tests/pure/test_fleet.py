@@ -160,8 +160,8 @@ def test_the_old_form_of_a_number_is_read_with_a_warning_where_it_can_be_no_inde
     assert len(warnings) == len([word for word in read if ":" not in word])
     asked = [one for one in spec.split(",") if one not in read]
     assert warnings == [
-        f"{old!r} is taken as a number of devices or cores, as in earlier versions: write {new!r}; the next version reads "
-        f"{old!r} as the device with index {old.partition(':')[2].partition('*')[0]}"
+        f"{old!r} is taken as a number of devices or cores, as in earlier versions: write {new!r}; the next version "
+        f"reads {old!r} as the device with index {old.partition(':')[2].partition('*')[0]}"
         for old, new in zip(asked, [one for one in read if ":" not in one], strict=True)
     ]
     assert short(made(spec)) == short(made(",".join(read)))

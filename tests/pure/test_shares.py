@@ -62,6 +62,20 @@ def test_a_plan_is_never_slower_than_the_best_device_alone(models: list[StepMode
     assert all(share <= each.most for share, each in zip(plan.shares, models, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("weights", "total", "shares"),
+    [
+        ([1.0, 1.0, 1.0], 10, (4, 3, 3)),
+        ([1.0] * 4, 6, (2, 2, 1, 1)),
+        ([2.0, 1.0, 1.0], 5, (3, 1, 1)),
+        ([1.0, 2.0, 1.0], 6, (2, 3, 1)),
+        ([0.0, 1.0, 1.0], 1, (0, 1, 0)),
+    ],
+)
+def test_of_equal_remainders_the_first_is_rounded_up(weights: list[float], total: int, shares: tuple[int, ...]) -> None:
+    assert apportion(weights, total) == shares
+
+
 def test_devices_of_equal_speed_get_equal_shares() -> None:
     assert make_plan([StepModel(0.1, 0.01)] * 4, 128).shares == (32, 32, 32, 32)
 

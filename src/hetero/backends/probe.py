@@ -134,13 +134,13 @@ def _findings(name: str, answer: Answer) -> tuple[list[Found], bool]:
     return [Found(None, name, trouble, registry.load(name).remedy)], False
 
 
-def measure(device: Device, deadline_s: float = DEADLINE_S) -> Speed | None:
-    """Measure a device in a child that is bound to the device's CPUs; None where it cannot be measured."""
+def measure(device: Device, deadline_s: float = DEADLINE_S) -> tuple[Speed | None, str]:
+    """Measure a device in a child that is bound to the device's CPUs; return its speed, or None and why not."""
     (answer,) = ask([("measure", json.dumps(device_to(device)))], device.python, deadline_s)
     try:
-        return Speed(*answer.document)
+        return Speed(*answer.document), ""
     except TypeError:
-        return None
+        return None, answer.trouble or "the probe's answer cannot be read"
 
 
 def _child_probe(name: str) -> Any:

@@ -205,7 +205,8 @@ def kinds() -> dict[str, DeviceKind]:
     >>> kinds()["cuda"].type, kinds()["opencl"].runs_python
     ('GPU', False)
     """
-    found, named_only = dict(KINDS), {}
+    found = dict(KINDS)
+    named_only: dict[str, DeviceKind] = {}
     for backend in loaded().classes.values():
         for name, kind in backend.declared_kinds().items():
             (named_only if name in backend.kinds else found).setdefault(name, kind)

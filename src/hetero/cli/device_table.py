@@ -112,16 +112,16 @@ _COLUMNS = (
 )
 
 
-def notes(rows: Sequence[DeviceRow], remarks: Sequence[str] = ()) -> Iterator[RenderableType]:
+def notes(rows: Sequence[DeviceRow], remarks: Sequence[str] = (), probed: bool = False) -> Iterator[RenderableType]:
     """Yield what stands below the table: remarks, who is not in use, why, and what would change it."""
     if remarks:
-        yield Text("\n" + "\n".join(remarks))
+        yield Text("\n" + "\n".join(map(single_line, remarks)))
     for status, title in (("left out", "Left out"), ("broken", "Broken"), ("missing", "Not here")):
         here = [row for row in rows if row.status == status]
         if here:
             yield Text(f"\n{title}", style="bold")
             yield _reasons(here)
-    if any(row.status == "ready" and row.device and _unmeasured(row.device) for row in rows):
+    if not probed and any(row.status == "ready" and row.device and _unmeasured(row.device) for row in rows):
         yield Text("\nSpeeds are measured by: hetero devices --probe", style="dim")
 
 

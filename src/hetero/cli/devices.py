@@ -49,7 +49,7 @@ def devices(
         if refresh:
             survey(refresh=True)
         chosen = _configured(fleet, config, set_, notes)
-    speeds = _speeds([*chosen, *(device for device, _ in left_out)], probe, refresh)
+    speeds = _speeds([*chosen, *(device for device, _ in left_out)], probe, refresh, notes)
     chosen = speeds[: len(chosen)]
     left_out = tuple(zip(speeds[len(chosen) :], (reason for _, reason in left_out), strict=True))
     rows = rows_of(found, chosen, left_out, watch_s=0.1 if probe else 0.0)
@@ -57,7 +57,7 @@ def devices(
     if json:
         print_json({"devices": [row.as_dict() for row in rows], "notes": notes})
     else:
-        _print(rows, notes)
+        _print(rows, notes, probed=probe)
 
 
 def _configured(line: str | None, config: Path | None, set_: list[str], notes: list[str]) -> tuple[Device, ...]:
@@ -79,16 +79,16 @@ def _told(link: Link) -> str:
     )
 
 
-def _speeds(devices: Sequence[Device], probe: bool, refresh: bool) -> tuple[Device, ...]:
+def _speeds(devices: Sequence[Device], probe: bool, refresh: bool, notes: list[str]) -> tuple[Device, ...]:
     from hetero.session.fleet_speed import measure, recall
 
-    return measure(devices, refresh=refresh) if probe else recall(devices)
+    return measure(devices, refresh=refresh, notes=notes) if probe else recall(devices)
 
 
-def _print(rows: Sequence[DeviceRow], remarks: Sequence[str]) -> None:
+def _print(rows: Sequence[DeviceRow], remarks: Sequence[str], probed: bool) -> None:
     from hetero.cli.device_table import notes, table
 
     out = console()
     out.print(table(rows, out.width))
-    for line in notes(rows, remarks):
+    for line in notes(rows, remarks, probed):
         out.print(line)

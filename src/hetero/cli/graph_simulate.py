@@ -90,7 +90,9 @@ def _print(trials: Trials) -> None:
 def _beside(trials: Trials) -> str:
     if trials.plan is None:
         return ""
-    return f", {trials.median_s / trials.plan.makespan_s:.2f} times the plan" if trials.plan.makespan_s else ", as planned"
+    return (
+        f", {trials.median_s / trials.plan.makespan_s:.2f} times the plan" if trials.plan.makespan_s else ", as planned"
+    )
 
 
 def _failures(trials: Trials) -> Iterator[str]:

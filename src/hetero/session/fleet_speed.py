@@ -39,12 +39,13 @@ def _speed(values: object) -> Speed | None:
     return Speed(*values) if good and sane else None
 
 
-def measure(devices: Sequence[Device], refresh: bool = False) -> tuple[Device, ...]:
+def measure(devices: Sequence[Device], refresh: bool = False, notes: list[str] | None = None) -> tuple[Device, ...]:
     """Return the devices with their speeds, from memory where they were measured before.
 
     Parameters
     ----------
     refresh : True to measure again
+    notes : takes a line for each device that could not be measured, with the reason
 
     Returns
     -------
@@ -59,16 +60,20 @@ def measure(devices: Sequence[Device], refresh: bool = False) -> tuple[Device, .
     kept = Kept("speeds.json")
     known = {} if refresh else {key: _speed(values) for key, values in kept.read().items()}
     fresh: dict[str, Speed] = {}
+    reasons: dict[str, str] = {}
     for device in devices:
         key = _key(device)
-        if device.simulated or known.get(key) is not None:
+        if device.simulated or known.get(key) is not None or key in reasons:
             continue
-        speed = probe.measure(replace(device, throttle_frac=1.0))
+        speed, reasons[key] = probe.measure(replace(device, throttle_frac=1.0))
         known[key] = speed
         if speed is not None:
             fresh[key] = speed
     if fresh:
         kept.update({key: list(speed) for key, speed in fresh.items()})
+    if notes is not None:
+        whys = ((device, reasons.get(_key(device))) for device in devices if not device.simulated)
+        notes += [f"{device.short} could not be measured: {why}" for device, why in whys if why]
     return tuple(_with_speed(device, None if device.simulated else known.get(_key(device))) for device in devices)
 
 

@@ -6,6 +6,7 @@ import ast
 import inspect
 from collections.abc import Iterator
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ import hetero
 from hetero.batch.api import map_batches
 from hetero.batch.options import BatchLimits, BatchOptions
 from hetero.floor.deprecation import Moved, moved_keywords
+from hetero.model.workload import WorkloadSpec
 from hetero.session.config_schema import Root
 from hetero.session.options import ContextOptions
+from hetero.session.requests import OPTIONS
 
 SOURCE = Path(hetero.__file__).parent
 MOST_PARAMETERS = 12
@@ -62,6 +65,31 @@ def test_no_function_has_more_than_twelve_parameters() -> None:
         if parameters(function, bound) > MOST_PARAMETERS and not is_command(path, function)
     ]
     assert long == []
+
+
+def test_public_functions_show_the_keywords_that_they_take() -> None:
+    spaces = [hetero, *(import_module(f"hetero.{space}") for space in hetero._NAMESPACES)]
+    hidden = set()
+    for name, made in ((name, getattr(space, name)) for space in spaces for name in space.__all__):
+        methods = [part for word, part in vars(made).items() if word[0] != "_"] if inspect.isclass(made) else []
+        for part in filter(callable, [made, *methods]):
+            more = [each for each in inspect.signature(part).parameters.values() if each.kind is each.VAR_KEYWORD]
+            hidden |= {(name, part.__name__) for each in more if each.name != "kwargs"}  # those of a user's function
+    assert hidden == {
+        ("ContextOptions", "overlaid"),  # its own fields
+        ("Executor", "map"),  # keywords of later versions of Python's own executors
+    }
+
+
+def test_shown_keywords_are_those_that_are_taken() -> None:
+    shown = inspect.signature(hetero.task).parameters
+    assert list(shown)[1:] == list(OPTIONS)
+    assert "int" in str(shown["retries"].annotation)
+    assert set(OPTIONS) <= set(inspect.signature(hetero.tasks.TaskFunction.options).parameters)
+    fields_of = {each.name for each in fields(WorkloadSpec)}
+    assert fields_of <= set(inspect.signature(hetero.plan.Workload).parameters)
+    for function in (hetero.plan.match, hetero.plan.does_it_fit):
+        assert fields_of - {"model"} <= set(inspect.signature(function).parameters)
 
 
 def test_any_stands_in_no_more_places_than_before() -> None:

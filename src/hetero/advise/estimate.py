@@ -18,6 +18,7 @@ from hetero.catalog.load import find
 from hetero.catalog.values import DeviceSpec
 from hetero.floor.deprecation import renamed_keywords
 from hetero.floor.errors import BadValueError
+from hetero.floor.options import shows_fields
 from hetero.floor.units import format_bytes, format_seconds, shown
 from hetero.model import workload as values
 from hetero.model.architecture import ModelSpec
@@ -72,6 +73,7 @@ class Workload(values.WorkloadSpec):
     __slots__ = ()
 
     @renamed_keywords(engine="framework", optimiser="optimizer")
+    @shows_fields(values.WorkloadSpec)
     def __init__(self, model: str | Path | ModelSpec, job: values.Job = "inference", **how: Any) -> None:
         super().__init__(read_model(model), job, **how)
 

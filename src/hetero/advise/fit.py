@@ -15,6 +15,7 @@ from hetero.catalog.values import DeviceSpec
 from hetero.floor.deprecation import renamed_keywords
 from hetero.floor.documents import blamed_on, read_json
 from hetero.floor.errors import BadValueError
+from hetero.floor.options import shows_fields
 from hetero.floor.units import format_bytes, shown
 from hetero.model.architecture import ModelSpec
 from hetero.model.workload import Sharding, WorkloadSpec
@@ -172,6 +173,7 @@ class FitReport:
 
 
 @renamed_keywords(engine="framework", optimiser="optimizer")
+@shows_fields(WorkloadSpec)
 def does_it_fit(
     model: str | Path | ModelSpec,
     device: str | DeviceSpec,

@@ -18,7 +18,7 @@ from hetero.advise.prices import Paid, Prices
 from hetero.catalog.load import devices
 from hetero.floor.deprecation import renamed_keywords
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
-from hetero.floor.options import check_fields, options_argument
+from hetero.floor.options import check_fields, options_argument, shows_fields
 from hetero.floor.units import format_bytes, format_seconds
 from hetero.model.leases import LeaseRequest
 from hetero.model.workload import WorkloadSpec
@@ -237,6 +237,7 @@ def _most(found: Estimate) -> Any:
 
 
 @renamed_keywords(fleet="devices", engine="framework", optimiser="optimizer")
+@shows_fields(WorkloadSpec)
 def match(
     workload: WorkloadSpec | str,
     devices: str | Sequence[Kind] = "catalog",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
+from inspect import Parameter, signature
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
@@ -21,9 +22,10 @@ from hetero.floor.units import shown
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["check_fields", "options_argument"]
+__all__ = ["check_fields", "options_argument", "shows_fields", "shows_keywords"]
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., object])
 Annotation: TypeAlias = Any
 _ANYTHING: tuple[Annotation, ...] = (Any, object)
 
@@ -73,6 +75,37 @@ def check_fields(made: DataclassInstance) -> None:
         given = getattr(made, name)
         if not _fits(given, hint):
             raise BadValueError(f"{name}={shown(given)} is not allowed", remedy=f"give {_in_words(hint)}")
+
+
+def shows_keywords(shown: Sequence[Parameter]) -> Callable[[F], F]:
+    """Return a decorator that shows in the signature of a function which keywords its `**keywords` stand for.
+
+    Type checkers read annotations; `inspect.signature`, help and notebooks read `__signature__`.
+
+    Examples
+    --------
+    >>> @shows_keywords([Parameter("rank", Parameter.KEYWORD_ONLY, default=4)])
+    ... def train(model, **options):
+    ...     return options
+    >>> str(signature(train))
+    '(model, *, rank=4)'
+    """
+
+    def decorate(function: F) -> F:
+        own = signature(function)
+        kept = [each for each in own.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+        more = [each for each in shown if each.name not in own.parameters]
+        function.__signature__ = own.replace(parameters=[*kept, *more])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def shows_fields(kind: type[DataclassInstance]) -> Callable[[F], F]:
+    """Return a decorator that shows in the signature of a function the fields that its `**keywords` stand for."""
+    return shows_keywords(
+        [each.replace(kind=Parameter.KEYWORD_ONLY) for each in signature(kind).parameters.values()][1:]
+    )
 
 
 @cache

@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from hetero.floor.errors import BadValueError, did_you_mean
+from hetero.floor.options import shows_keywords
 from hetero.floor.units import parse_bytes, parse_seconds
 from hetero.model.device import Device
 from hetero.model.leases import LeaseRequest
@@ -95,11 +96,8 @@ def shows_lease_options(function: F) -> F:
     'count: int = 1'
     """
     defaults = {each.name: each.default for each in fields(LeaseRequest)}
-    own = inspect.signature(function)
-    kept = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     shown = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[_FIELDS[name]], annotation=kind)
         for name, kind in get_type_hints(LeaseOptions).items()
     ]
-    function.__signature__ = own.replace(parameters=[*kept, *shown])  # type: ignore[attr-defined]
-    return function
+    return shows_keywords(shown)(function)

@@ -6,12 +6,12 @@ It must not know a fleet: whether a device can meet the request is asked at subm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from inspect import isasyncgenfunction, iscoroutinefunction, isroutine
 from numbers import Integral
-from typing import Any
+from typing import Any, TypedDict
 
 from hetero.backends.registry import kinds, known_words
 from hetero.floor.errors import BadValueError, did_you_mean
@@ -22,6 +22,7 @@ from hetero.model.topology import LINK_KINDS
 
 __all__ = [
     "OPTIONS",
+    "TaskOptions",
     "build_request",
     "check_word",
     "checked_env",
@@ -34,27 +35,32 @@ __all__ = [
     "words",
 ]
 
-OPTIONS = (
-    "on",
-    "kinds",
-    "not_on",
-    "devices",
-    "memory",
-    "min_cores",
-    "near",
-    "apart",
-    "workload",
-    "exclusive",
-    "timeout",
-    "retries",
-    "crashes",
-    "priority",
-    "split",
-    "merge",
-    "env",
-    "seed",
-    "name",
-)
+
+class TaskOptions(TypedDict, total=False):
+    """What a task may ask for; `hetero.task` says what each option means, and None is as if it was left out."""
+
+    on: str | Sequence[str] | None
+    kinds: str | Sequence[str] | None
+    not_on: str | Sequence[str] | None
+    devices: int | None
+    memory: float | str | None
+    min_cores: int | None
+    near: object
+    apart: object
+    workload: str | None
+    exclusive: bool | None
+    timeout: float | str | None
+    retries: int | None
+    crashes: int | None
+    priority: int | None
+    split: Callable[..., object] | None
+    merge: Callable[..., object] | None
+    env: Mapping[str, str | None] | None
+    seed: int | None
+    name: str | None
+
+
+OPTIONS = tuple(TaskOptions.__annotations__)
 """Every option of `hetero.task` and of `.options`."""
 
 

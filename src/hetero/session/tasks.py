@@ -9,20 +9,27 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from inspect import Parameter
 from types import FunctionType
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack, get_type_hints, overload
 
 from hetero.drive.call_environment import CallEnvironment
 from hetero.floor.errors import BadValueError, SerialisationError
+from hetero.floor.options import shows_keywords
 from hetero.floor.text import single_line
 from hetero.model.tasks import JUDGED_BY_CALLER, Request
 from hetero.session.functions import Source, source_of, travels_by_name
-from hetero.session.requests import build_request, check_word, checked_env, refuse_coroutine
+from hetero.session.requests import TaskOptions, build_request, check_word, checked_env, refuse_coroutine
 
 __all__ = ["TaskFunction", "as_task", "judged_by_caller", "task"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_SHOWN = [
+    Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+    for name, kind in get_type_hints(TaskOptions).items()
+]
 
 
 class TaskFunction(Generic[P, R]):
@@ -84,6 +91,7 @@ class TaskFunction(Generic[P, R]):
         """How to join the results of the parts."""
         return self._options.get("merge")
 
+    @shows_keywords(_SHOWN)
     def options(self, **options: Any) -> TaskFunction[P, R]:
         """Return the same task with other options, those of `hetero.task`; what is not named stays.
 
@@ -180,9 +188,12 @@ def _is_kernel(code: Any) -> bool:
 @overload
 def task(function: Callable[P, R], /) -> TaskFunction[P, R]: ...
 @overload
-def task(function: None = None, /, **options: Any) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
+def task(
+    function: None = None, /, **options: Unpack[TaskOptions]
+) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
 @overload
-def task(function: Any, /, **options: Any) -> TaskFunction[..., Any]: ...
+def task(function: Any, /, **options: Unpack[TaskOptions]) -> TaskFunction[..., Any]: ...
+@shows_keywords(_SHOWN)
 def task(function: Any = None, /, **options: Any) -> Any:
     """Create a task of a function, bare or with options.
 

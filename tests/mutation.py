@@ -58,6 +58,7 @@ class Subject(NamedTuple):
 
 _CORE_TESTS = (
     "core",
+    "core_checks",
     "core_machine",
     "core_parts",
     "core_regressions",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import inf
+from math import inf, log
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from hetero.core.state import Phase, TaskState
 from hetero.model.device import HOST_NODE
 from hetero.model.events import ItemPut, TaskSubmitted, TaskSuspended
 from hetero.model.tasks import Near, Request, Task
+from hetero.plan.replanning.lookahead import FINISHED, RUNNING, WAITING, Ahead
 from tests.pure.test_core import GPU, LINKED, PLAIN, World, cpu, gpu
 
 
@@ -270,3 +271,85 @@ def test_a_request_is_refused_where_too_few_devices_could_ever_run_it() -> None:
     assert "no 2 devices can run f together" in machine.refuse("f", "f|", Request(devices=2, on=one))
     assert "no device can run f" in machine.refuse("f", "f|", Request(on=("gpu",)))
     assert [name for name, reason in machine.obstacles("f|", Request(on=one)) if not reason] == list(one)
+
+
+# what lies ahead
+
+
+def needs(found: Ahead) -> dict[int, list[tuple[int, int]]]:
+    """Return the open and kept tasks by id, each with what it needs and whether it reads it."""
+    g, ids = found.graph, found.ids.tolist()
+    bounds = [range(g.pred_first[slot], g.pred_first[slot + 1]) for slot in range(len(ids))]
+    return {
+        task: [(ids[g.pred[edge]], int(g.pred_data[edge])) for edge in edges]
+        for task, edges in zip(ids, bounds, strict=True)
+    }
+
+
+def test_what_lies_ahead_is_the_graph_as_it_was_handed_in_with_what_runs_and_what_is_over() -> None:
+    world = World(cpu(), cpu(1), policy="planned")
+    lookahead = world.machine.placer.lookahead
+    assert lookahead is not None
+    for number, device in ((1, "h0/cpu:0"), (2, "h0/cpu:1")):
+        world.submit(number, Request(on=(device,)))
+    world.submit(3, inputs=(1, 1), after=(2, 1))
+    world.submit(4, after=(3,))
+    found = lookahead.look()
+    assert needs(found) == {1: [], 2: [], 3: [(1, 1), (2, 0)], 4: [(3, 0)]}
+    assert found.open == 4
+    assert found.graph.phase.tolist() == [RUNNING, RUNNING, WAITING, WAITING]
+    assert found.graph.device.tolist() == [0, 1, -1, -1]
+    assert [(slot, device) for slot, device, _, _ in found.running] == [(0, 0), (1, 1)]
+    version = found.version
+    world.finish(1, nbytes=50)
+    found = lookahead.look()
+    assert found.version > version
+    assert (found.open, found.graph.phase[0], found.graph.nbytes[0]) == (3, FINISHED, 50)
+    assert found.graph.has[:, 0].tolist() == [1, 0, 0, 0]
+    version = found.version
+    lookahead.over(TaskState(Task(1, "f", "f|", 0.0, (), (), PLAIN)), 0, 9)
+    lookahead.over(TaskState(Task(99, "f", "f|", 0.0, (), (), PLAIN)), 0, 9)
+    assert (lookahead.look().version, lookahead.look().open) == (version, 3)
+    lookahead.over(world.machine.tasks[4], -1, 70)
+    found = lookahead.look()
+    assert (found.open, found.graph.nbytes[3], found.graph.has[3].tolist()) == (2, 0, [0])
+
+
+def test_the_places_of_tasks_that_are_over_and_not_read_are_given_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetero.core.lookahead._FORGET", 6)
+    world = World(cpu(), policy="planned")
+    lookahead = world.machine.placer.lookahead
+    assert lookahead is not None
+    for number in range(1, 8):
+        world.submit(number)
+        if number == 5:
+            world.submit(100, inputs=(5,))
+        if number < 7 and number != 5:
+            world.finish(number)
+    world.submit(8, inputs=(7, 100))
+    found = lookahead.look()
+    assert set(needs(found)) == set(found.ids.tolist()) == set(found.slot_of)
+    assert found.open == int((found.graph.phase != FINISHED).sum()) == len(world.machine.tasks)
+    assert needs(found)[8] == [(7, 1), (100, 1)]
+    assert needs(found)[100] == [(5, 1)]
+    assert 1 not in found.slot_of
+    assert [found.slot_of[task] for task in found.ids.tolist()] == list(range(len(found.ids)))
+
+
+def test_the_spread_of_estimates_follows_how_far_times_are_off() -> None:
+    world = World(cpu(), policy="planned")
+    lookahead = world.machine.placer.lookahead
+    assert lookahead is not None
+    first = lookahead.error
+    for seconds, predicted_s in ((0.0, 1.0), (1.0, 0.0), (-1.0, 1.0)):
+        lookahead.took(seconds, predicted_s)
+    assert lookahead.error == first
+    for _ in range(400):
+        lookahead.took(1.0, 2.0)
+    assert lookahead.error == pytest.approx(1.25 * log(2.0), rel=0.02)
+    for _ in range(400):
+        lookahead.took(1e9, 1.0)
+    assert lookahead.error == pytest.approx(2.0, rel=0.02)
+    for _ in range(2000):
+        lookahead.took(1.0, 1.0)
+    assert 0.0 < lookahead.error < 0.3

@@ -215,3 +215,12 @@ def test_a_former_keyword_of_bulk_work_reaches_it_by_the_context_too() -> None:
             assert ctx.map_batches(lambda batch: batch, [1, 2], part=1).value == [1, 2]
         with pytest.raises(TypeError, match="parts"):
             ctx.map_batches(lambda batch: batch, [1, 2], parts=1)  # type: ignore[call-arg]
+
+
+def test_a_star_import_brings_what_the_page_of_names_says() -> None:
+    page = (PROJECT / "docs" / "index.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if line.startswith("| `hetero` |"))
+    found: dict[str, object] = {}
+    exec("from hetero import *\nfrom hetero.batch import map_batches", found)
+    assert set(found) - {"__builtins__", "map_batches"} == {word.strip("` ") for word in row.split("|")[2].split(",")}
+    assert "`from hetero.batch import map_batches`" in page

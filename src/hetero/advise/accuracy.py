@@ -62,7 +62,7 @@ def _judged(row: Measurement, known: Efficiency) -> Judged:
 
 
 def uncalibrated(rows: Iterable[Measurement]) -> list[Judged]:
-    """Say of each run what is said where nothing was measured."""
+    """Predict every run from priors alone."""
     return [_judged(row, prior_of(row.device, row.engine)) for row in rows]
 
 
@@ -78,7 +78,7 @@ def _drawn(rows: Sequence[Measurement], points: int, draw: int) -> list[Measurem
 
 
 def leave_one_model_out(rows: Iterable[Measurement], points: int = POINTS, draw: int = 0) -> list[Judged]:
-    """Say of each run what is said after a few measurements of other models by the same engine on each device.
+    """Predict every run from priors and a few measurements of other models by the same engine on each device.
 
     Parameters
     ----------

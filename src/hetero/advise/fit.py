@@ -141,7 +141,7 @@ class FitReport:
         }
 
     def explain(self) -> str:
-        """Tell the answer in lines: bytes by category, the most that fits, what to change.
+        """Return the answer in lines: bytes by category, the most that fits, what to change.
 
         Examples
         --------

@@ -136,7 +136,7 @@ def _place(index: int) -> int | str:
 
 
 def explain(placed: LayerPlacement) -> str:
-    """Tell settings, inputs, formula and what is left out, in lines."""
+    """Return settings, inputs, formula and what is left out, in lines."""
     made = settings(placed)
     work, source = placed.work, "headers of the weight files" if placed.target.files else "the architecture"
     lines = [

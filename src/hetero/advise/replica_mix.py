@@ -93,7 +93,7 @@ class MixChoice:
         }
 
     def explain(self) -> str:
-        """Tell the mix in lines."""
+        """Return the mix in lines."""
         lines = [f"${self.mix.usd_per_hour:.2f} an hour:"]
         for name, count in self.mix.counts.items():
             share = self.mix.shares[name]

@@ -118,7 +118,7 @@ class Arguments(NamedTuple):
 
 
 def sort_arguments(backend: Backend, kernel: Kernel, args: Iterable[Any]) -> Arguments:
-    """Tell a kernel's arrays from its numbers, and bring NumPy arrays to the device.
+    """Separate a kernel's arrays from its numbers, and copy NumPy arrays to the device.
 
     Raises
     ------

@@ -72,7 +72,7 @@ def prepared(given: object, wish: Wish) -> Prepared:
 
 
 def _is_made_first(given: object) -> bool:
-    """Tell a class whose objects take batches from a type that makes one value of a batch, as `list` does."""
+    """Distinguish a class whose objects take batches from a type that makes one value of a batch, as `list` does."""
     return isinstance(given, type) and any("__call__" in vars(base) for base in given.__mro__)
 
 

@@ -77,7 +77,7 @@ class StageChain:
 
     @property
     def computed_in(self) -> str:
-        """In what its models compute here."""
+        """Precision in which the models compute on this device."""
         words = (getattr(stage, "computed_in", "") for stage in self._ready)
         return "; ".join(word for word in words if word)
 

@@ -88,7 +88,7 @@ def show(
 
 
 def tell_unused(file: Path, graph: TaskGraph, devices: str | None) -> None:
-    """Say on standard error that a fleet was given for a graph that names its own devices."""
+    """Note on standard error that a fleet was given for a graph that names its own devices."""
     from hetero.graphs.fleet_files import read_fleet
 
     if devices is not None and read_fleet(devices).devices != graph.devices:

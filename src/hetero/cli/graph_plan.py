@@ -145,7 +145,7 @@ def _print(graph: TaskGraph, planned: PlannedGraph) -> None:
 
 
 def verdict(schedule: Schedule) -> str:
-    """Say in one line how good a schedule is.
+    """Return in one line how good a schedule is.
 
     Examples
     --------

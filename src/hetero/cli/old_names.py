@@ -75,7 +75,7 @@ class OldOption(NamedTuple):
 
 
 def warn(*names: tuple[str, str]) -> None:
-    """Say on standard error, in one line, that names have changed: pairs of what was written and what to write."""
+    """Warn on standard error, in one line, that names have changed: pairs of what was written and what to write."""
     if names:
         changed = ", ".join(f"'{old}' is now '{new}'" for old, new in names)
         taken = "name is" if len(names) == 1 else "names are"

@@ -100,7 +100,7 @@ def _in_full(script: str) -> str:
 
 
 def _hand_down(config: Path | None, chosen: list[str]) -> None:
-    """Tell every Context of this process and its children, after a check that finds mistakes at once."""
+    """Pass the settings to every Context of this process and its children, after checking them."""
     import shlex
 
     if config is not None:
@@ -136,7 +136,7 @@ def _execute(code: types.CodeType, script: str, args: list[str]) -> None:
 
 
 def _end_with_traceback(error: Exception, own_frames: int) -> NoReturn:
-    """Tell an exception without our own frames, as python would, and exit 1."""
+    """Print an exception without our own frames, as python would, and exit 1."""
     trace = error.__traceback__
     for _ in range(own_frames):
         trace = trace.tb_next if trace is not None else None

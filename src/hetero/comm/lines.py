@@ -271,7 +271,7 @@ class LineServer:
         return found
 
     def wake(self) -> None:
-        """Let `poll` return; any thread may call it, also when the hub is closed."""
+        """Wake `poll`; any thread may call it, also when the hub is closed."""
         with suppress(OSError):
             self._wake_in.send(b"!")
 

@@ -104,7 +104,7 @@ class Mesh:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def leave(self) -> None:
-        """Say goodbye and close: the others may finish what needs nothing of this member any more."""
+        """Announce the end and close: the others may finish what needs nothing of this member any more."""
         for connection in self.sockets.values():
             with suppress(OSError):
                 connection.send(_LEAVES)

@@ -256,7 +256,7 @@ class SharedSums:
         self._mesh.abort()
 
     def leave(self) -> None:
-        """Say goodbye and give the memory back."""
+        """Announce the end and release the memory."""
         self._selector.close()
         self._mesh.leave()
         self._open.clear()

@@ -46,7 +46,7 @@ def zeros_frac(model: torch.nn.Module) -> float:
 
 
 def zero_weights(model: object, frac: float) -> None:
-    """Let the smallest weights of all layers together be zero, also while the model trains further."""
+    """Set the smallest weights of all layers together to zero, also while the model trains further."""
     pairs = [(module, "weight") for _, module in _weighted(model)]
     prune.global_unstructured(pairs, pruning_method=prune.L1Unstructured, amount=frac)
 

@@ -161,7 +161,7 @@ class DeviceFaults:
 
     @staticmethod
     def _tell_no_start(device: DeviceState, event: DeviceLost, commands: list[Command]) -> None:
-        """Say, once for each reason, that a worker did not start and is tried again."""
+        """Warn, once for each reason, that a worker did not start and is tried again."""
         if device.phase is not DevicePhase.READY and not event.permanent and device.told != event.reason:
             device.told = event.reason
             commands.append(Warn(f"{device.name} is started again and not used until then: {event.reason}"))

@@ -19,7 +19,7 @@ TOLERANCE_S = 1e-6
 
 
 def story(state: TaskState) -> str:
-    """Tell all that the core remembers of a task."""
+    """Return all that the core remembers of a task."""
     left_out = ("task", "row", "dependents", "children")
     facts = {name: getattr(state, name) for name in TaskState.__slots__ if name not in left_out}
     empty: tuple[object, ...] = (0, "", (), None, frozenset())

@@ -203,7 +203,7 @@ class LeasePool:
         self.advance(now_s)
 
     def renew(self, number: int, now_s: float) -> None:
-        """Let a lease run its time again from now.
+        """Restart a lease's time from now.
 
         Raises
         ------
@@ -218,7 +218,7 @@ class LeasePool:
             self._set(replace(lease, expires_s=now_s + lease.request.lease_s))
 
     def lose(self, device: str, now_s: float, reason: str = "") -> None:
-        """Record that a device is gone: its leases have failed whole, and what waits for it in vain too."""
+        """Mark a device as lost; fail its leases and every request that can no longer be met."""
         slot = self._slot(device)
         slot.lost = True
         for number in tuple(slot.holders):
@@ -244,7 +244,7 @@ class LeasePool:
         return min(times, default=None)
 
     def advance(self, now_s: float) -> None:
-        """Let time pass: leases expire, requests have waited too long, others are met."""
+        """Advance the time: leases and requests expire, other requests are met."""
         for lease in self.leases:
             if lease.phase is LeasePhase.ACTIVE and 0.0 < lease.expires_s <= now_s:
                 self._end(lease.id, LeasePhase.RELEASED, f"expired after {lease.request.lease_s:g} s")

@@ -77,7 +77,7 @@ class Nesting:
         return []
 
     def watch(self, commands: list[Command]) -> None:
-        """Look again soon while tasks are ready, and give up what finds no room although nothing runs any more."""
+        """Schedule another check while tasks are ready; fail those that cannot start although nothing is running."""
         waits = self._placer.ready.count or self._placer.groups or self._placer.parked
         if waits and self._timer.now_s >= self._look_s:
             self._look_s = self._timer.now_s + self._rules.recheck_s

@@ -326,7 +326,7 @@ class Placer:
         return True
 
     def _spare(self, out_bytes: float, state: TaskState, node: str) -> int:
-        """Return what can be reserved for a result whose size is only expected."""
+        """Return the bytes to reserve for a result of estimated size."""
         if node == HOST_NODE or out_bytes <= 0 or out_bytes == inf:
             return 0
         return int(min(out_bytes, max(0, self._replicas.capacity(node) - self._replicas.nbytes(state.task.inputs))))

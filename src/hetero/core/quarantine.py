@@ -265,7 +265,7 @@ class Quarantine:
         return True
 
     def stuck(self) -> None:
-        """Release more tasks: those released do not start although a device is idle, and may wait for another."""
+        """Release more tasks when the released ones cannot start on an idle device."""
         for suspect in self.suspects.values():
             if suspect.held or suspect.retries:
                 suspect.out.clear()

@@ -83,7 +83,7 @@ def gemm(c: object, a: object, b: object) -> Any:
 
 @hetero.task
 def advance(above: object, strip: object, below: object, steps: int, rate: float) -> Any:
-    """Let a strip of a field diffuse for some steps.
+    """Diffuse a strip of a field for some steps.
 
     Parameters
     ----------

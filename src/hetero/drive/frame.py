@@ -178,7 +178,7 @@ _limit = threading.Lock()
 
 @contextmanager
 def deeper(depth: int) -> Iterator[None]:
-    """Let Python's own limit of recursion count anew for a nested task.
+    """Restart Python's count of recursion for a nested task.
 
     Raises
     ------

@@ -235,7 +235,7 @@ class Driver(Loop):
         self._lease_sink = sink
 
     def lend(self, event: LeaseAsked | LeaseRenewed | LeaseRefused | LeaseReleased) -> None:
-        """Tell the core what is wanted of a lease; what becomes of it goes to the sink."""
+        """Pass a lease's request to the core; its outcome goes to the sink."""
         self._post([event])
 
     def now_s(self) -> float:

@@ -262,7 +262,7 @@ class Loop:
                 sleep(0.01)
 
     def _comes_again(self, item: int) -> bool:
-        """Return whether the core counts on an item that the engine has lost, or has not heard of the loss yet."""
+        """Return whether the core still expects the item, which the engine has lost."""
         replicas = self.machine.replicas
         counted_on = item in self.machine.tasks or (item in replicas.items and item not in replicas.lost)
         return counted_on and not self._closed and self._broken is None

@@ -72,7 +72,7 @@ class SimLeases:
         self._actions.handle(LeaseAsked(self._actions.now_s(), lease.number, lease.wish))
 
     def changed(self, news: LeaseChanged) -> None:
-        """Record how a lease stands, and let its tasks come where it is granted for the first time."""
+        """Record a lease's state; submit its tasks when it is first granted."""
         told = self.told.setdefault(news.lease, [])
         told.append(LeaseNews(self._actions.now_s(), LeasePhase(news.phase), news.devices, news.reason))
         if told[-1].phase in (LeasePhase.RELEASED, LeasePhase.FAILED):

@@ -159,7 +159,7 @@ class Spread(Protocol):
         ...
 
     def wait(self, done: Callable[[], bool], timeout_s: float | None, number: int = 0) -> bool:
-        """Release the device until something is so, for the end of one task or, with 0, any; False after the time."""
+        """Release the device until a condition holds, which the end of one task (0: any) meets; False on timeout."""
         ...
 
     def look(self) -> None:

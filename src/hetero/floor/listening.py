@@ -35,7 +35,7 @@ _SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Admit(NamedTuple):
-    """Let a visitor in.
+    """Accept a connection.
 
     Attributes
     ----------

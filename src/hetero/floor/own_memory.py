@@ -43,7 +43,7 @@ def data_bytes() -> int:
 
 
 def limit_data(nbytes: int) -> bool:
-    """Let this process have at most so many bytes of memory of its own; False where that is not possible.
+    """Limit the private memory of this process to so many bytes; return False where that is not possible.
 
     Notes
     -----
@@ -74,7 +74,7 @@ def data_room_bytes() -> float:
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """Let this process keep up to 1 GiB that it has freed for what it needs next; not where `limit_data` counts it.
+    """Keep up to 1 GiB of freed memory for reuse by this process; not where `limit_data` counts it.
 
     Notes
     -----

@@ -374,7 +374,7 @@ else:
 
 
 def interrupt_main_thread() -> None:
-    """Let the main thread run its handler of `CANCEL_SIGNAL`, also out of a system call that waits."""
+    """Make the main thread run its handler of `CANCEL_SIGNAL`, also out of a system call that waits."""
     if sys.platform == "win32":
         signal.raise_signal(CANCEL_SIGNAL)
     else:

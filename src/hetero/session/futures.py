@@ -278,7 +278,7 @@ class Future(concurrent.futures.Future[R]):
             self._invoke_callbacks()
 
     def _reword(self, reworded: Callable[[BaseException, bool], BaseException]) -> None:
-        """Take what words an exception anew, for the one too that is there already."""
+        """Set the function that rewords exceptions, and apply it to one that is already stored."""
         self._reworded = reworded
         if self._exception is not None:
             self._exception = reworded(self._exception, False)

@@ -157,7 +157,7 @@ class Lease:
         return self
 
     def renew(self) -> None:
-        """Let its time run again from now.
+        """Restart its time from now.
 
         Raises
         ------
@@ -440,7 +440,7 @@ class LeasingPool:
             return self._backend.look(number)
 
     def renew(self, number: int) -> None:
-        """Let a lease's time run again from now.
+        """Restart a lease's time from now.
 
         Examples
         --------

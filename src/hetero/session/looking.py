@@ -1,4 +1,4 @@
-"""Looking at runs from outside: which are going on, and what one of them is doing.
+"""Inspect running programs from another process: which there are, and what one of them is doing.
 
 In: the descriptors in HETERO_HOME/run. Out: runs, snapshots. What dead programs left behind is taken away.
 It must not trust a descriptor of somebody else, who could put any socket behind it.

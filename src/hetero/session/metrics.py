@@ -64,7 +64,7 @@ class MetricsServer:
         self._listening.close()
 
     def _answer(self, said: bytes, _: str) -> Verdict:
-        """Answer a request of HTTP as soon as its head is whole; whoever asks slowly or too much is hung up on."""
+        """Answer an HTTP request as soon as its head is whole; close connections that are too slow or send too much."""
         from prometheus_client.exposition import choose_encoder
 
         if _HEAD_END not in said:

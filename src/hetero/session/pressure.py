@@ -148,7 +148,7 @@ class PressureWatch:
         threading.Thread(target=self._watch, name="hetero-pressure", daemon=True).start()
 
     def close(self) -> None:
-        """Look no longer."""
+        """Stop monitoring."""
         self._over.set()
 
     def _watch(self) -> None:

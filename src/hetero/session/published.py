@@ -61,7 +61,7 @@ def run_folder() -> Path:
 
 
 def publish(ctx: Context) -> Publication | None:
-    """Let others look at a Context; None where this system has no such sockets or the folder cannot be written."""
+    """Publish a Context to other processes; None where there are no such sockets or the folder cannot be written."""
     listener = file_socket()
     if listener is None:
         return None

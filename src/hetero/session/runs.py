@@ -80,7 +80,7 @@ def _close_all() -> None:
 
 
 def _forked() -> None:
-    """Let the Contexts of the process that this one was forked from be told of it, without a lock of theirs."""
+    """Notify the Contexts inherited from the forking process of the fork, without taking their locks."""
     for ctx in open_contexts():
         problem = (
             f"this Context was opened by process {os.getppid()}; process {os.getpid()} was forked from that one and "

@@ -78,7 +78,7 @@ def describe_value(value: object) -> Described:
 
 
 def register(kind: type, describer: Callable[[Any], Described]) -> None:
-    """Let values of exactly this type be described by a function."""
+    """Register the function that describes values of exactly this type."""
     _describers[kind] = describer
 
 

@@ -261,7 +261,7 @@ def task(function: Any = None, /, **options: Any) -> Any:
 
 
 def judged_by_caller(made: TaskFunction[P, R]) -> TaskFunction[P, R]:
-    """Let the first death of its worker fail a task, whose caller hands it in again as it sees fit."""
+    """Fail a task at the first death of its worker; its caller submits it again as it sees fit."""
     made.request = replace(made.request, crashes=JUDGED_BY_CALLER)
     return made
 

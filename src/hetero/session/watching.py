@@ -30,7 +30,7 @@ _OTHERS = 3
 
 
 def log_to_stderr(level: int | str) -> None:
-    """Let hetero's loggers tell what is of this level or above, on standard error where nobody else listens."""
+    """Set the level of hetero's loggers, which write to standard error where no other handler is set."""
     _log.setLevel(level)
     if not _log.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler()

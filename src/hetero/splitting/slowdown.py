@@ -43,7 +43,7 @@ class Pace:
 
 
 def slow_layers(module: Any, fracs: Mapping[str, float]) -> None:
-    """Let the layers of some classes take as long as a device of that share of speed would take for them.
+    """Slow the layers of some classes down to a share of the device's speed.
 
     Parameters
     ----------

@@ -211,7 +211,7 @@ class Split:
         return [tuple(layer.module for layer in self.layers[stage.first : stage.end]) for stage in stages]
 
     def _begin_anew(self) -> None:
-        """Let all stages be made of the parameters that the model has here."""
+        """Rebuild every stage from the parameters that the model has here."""
         self._generation += 1
         self._step = self._begun
         self._blobs = [self.context.put(as_bytes(self._parts(number))) for number in range(len(self._devices))]

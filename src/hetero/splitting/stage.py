@@ -133,7 +133,7 @@ class _Stage:
         return value
 
     def move(self, factor: float) -> None:
-        """Let the optimizer step with the gradients times a factor."""
+        """Step the optimizer with the gradients times a factor."""
         for parameter in self.trained:
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
@@ -169,7 +169,7 @@ def _stage(job: StageJob, stage: int, blobs: Sequence[Any], device: Any) -> _Sta
 
 
 def drop_stage(number: int) -> None:
-    """Let the stage of a split go; runs as a task."""
+    """Release the stage of a split; runs as a task."""
     _stages.pop((number, _frame().device.id), None)
 
 

@@ -209,7 +209,7 @@ def _put_forever(make_store: Callable[[], Store], first: int) -> None:
 
 
 def _acknowledged(writer: subprocess.Popen[bytes], run_s: float, last: int) -> int:
-    """Let the writer run for a while after its first write, kill it, and give the number of its last done write."""
+    """Kill the writer a while after its first write, and return the number of its last completed write."""
     first = _out(writer).readline()
     assert first, "a writer did not start"
     end_s = monotonic_s() + run_s

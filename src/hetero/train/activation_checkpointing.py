@@ -21,7 +21,7 @@ __all__ = ["blocks", "chosen", "recompute_blocks"]
 
 
 def recompute_blocks(model: torch.nn.Module, wanted: str | Sequence[str], random: KeyedRandom | None) -> None:
-    """Let parts of a model be recomputed in the backward pass.
+    """Recompute parts of a model in the backward pass.
 
     Parameters
     ----------

@@ -68,7 +68,7 @@ class StepFootprint:
         return {name: size for name, size in named.items() if name not in ("samples", "pass_bytes")}
 
     def explain(self) -> str:
-        """Say in words where the bytes are."""
+        """Describe in words where the bytes are."""
         parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.as_dict().items() if size)
         return f"{format_bytes(self.total_bytes)} with {self.samples} samples a pass: {parts}"
 

@@ -290,7 +290,7 @@ class Gradients:
         return come
 
     def _leave(self, index: int) -> None:
-        """Let rows leave that are complete with this gradient, in their order."""
+        """Send the rows that are complete with this gradient, in their order."""
         row = self._rows[self._row_of[index]]
         if self._row_of[index] < len(self._under_way) and self.parameters[index].grad is self._views[index]:
             raise TrainingError(

@@ -119,7 +119,7 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
         return self
 
     def again(self) -> Callable[[], AbstractContextManager[None]]:
-        """Yield what makes contexts in which the numbers that are drawn from here on are drawn once more."""
+        """Yield a factory of contexts that replay the random numbers drawn from here on."""
         first = self._operation
 
         @contextmanager

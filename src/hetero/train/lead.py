@@ -222,7 +222,7 @@ class Lead:
         return None
 
     def _end_latecomers(self) -> None:
-        """Let the team's other members end, and stop devices that came back too late."""
+        """End the team's other members, and stop devices that came back too late."""
         for member in self._team:
             self._send(member, msg.RunDone())
         team = {member.device for member in self._team}
@@ -422,7 +422,7 @@ class Lead:
                 self.futures[member.device].cancel()
 
     def _break(self, lost: MemberState) -> None:
-        """Tell the others of the group, some of whom may wait for words and not in the group."""
+        """Notify the other members, including those that wait for a message rather than in a collective."""
         self._report_due_s = inf
         for other in self._team if lost in self._team else ():
             if other is not lost and other.phase == "in":

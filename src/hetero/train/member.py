@@ -126,7 +126,7 @@ train_member.profiles_itself = True  # type: ignore[attr-defined]
 
 @functools.cache
 def _spare_what_is_there() -> None:
-    """Let garbage collections pass over what a process has once it has trained: with torch, 60 ms of each."""
+    """Exempt what a process holds after training from garbage collection: with torch, 60 ms of each."""
     gc.freeze()
 
 

@@ -97,7 +97,7 @@ class Membership:
     # --- the line ------------------------------------------------------------------------------------------
 
     def introduce(self) -> float:
-        """Say that this member is here, and wait to be let in; returns the most samples that a pass of it may have."""
+        """Announce this member and wait to be admitted; returns the most samples that a pass of it may have."""
         self.send(msg.MemberArrived(self.name))
         return self.wait_for(msg.MeasureSpeed).most
 

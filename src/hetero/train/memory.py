@@ -156,11 +156,11 @@ class Fitting:
         return estimate(*self._job)
 
     def need_on(self, devices: Sequence[Device]) -> Need | None:
-        """Return what a step takes where the memory of one of the devices could be short of it."""
+        """Return the memory need of a step if any device might lack it, else None."""
         return self.need if any(is_short(device, self._job[0]) for device in devices) else None
 
     def left_out(self, devices: Sequence[Device]) -> dict[str, str]:
-        """Say of each device whose memory is too small why it is; raises OutOfDeviceMemoryError where all are."""
+        """Return why the memory of each lacking device is too small; raises OutOfDeviceMemoryError where all are."""
         need = self.need_on(devices)
         reasons = {device.short: reason for device in devices if (reason := beyond(device, need))}
         if len(reasons) == len(devices):

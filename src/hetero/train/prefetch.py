@@ -84,7 +84,7 @@ class PrefetchingSamples:
         return found
 
     def look_ahead(self, step: int, steps: int, pieces: Callable[[int], Sequence[Sequence[int]]]) -> None:
-        """Let the next steps be read; call it once a step.
+        """Request the samples of the next steps; call it once a step.
 
         Parameters
         ----------
@@ -167,7 +167,7 @@ class _ReaderProcess:
         return self._thread.submit(self._exchange, pieces, seed, step)
 
     def end_if_frozen(self) -> None:
-        """Look whether the process was stopped, and end it after as many looks as a worker's: then nobody waits."""
+        """Check whether the process was stopped, and end it after as many checks as a worker's: then nobody waits."""
         state, cpu_s = platform.process_state(self._process.pid), clock.process_cpu_s(self._process.pid)
         if self._pulse.frozen(state, cpu_s, received=False, answers=False):
             self._process.kill()

@@ -337,7 +337,7 @@ class ModelReplica(Judge):
             return output, self.loss.sums(output, targets)
 
     def apply(self, total: Parts, batch: int) -> bool:
-        """Let the optimizer step with the summed gradients; False where the step is skipped.
+        """Step the optimizer with the summed gradients; return False where the step is skipped.
 
         Raises
         ------

@@ -113,7 +113,7 @@ def _plain(value: Any, of: str) -> Any:
 
 
 def _value(plain: object) -> Any:
-    """Return what `_plain` was given."""
+    """Invert `_plain`."""
     if isinstance(plain, list):
         return [_value(one) for one in plain]
     if not isinstance(plain, dict):

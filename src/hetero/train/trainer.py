@@ -530,7 +530,7 @@ class Trainer:
         return parts
 
     def _put(self, samples: Samples | None) -> Any:
-        """Let samples travel once; those that are trained on stay for further runs."""
+        """Send samples once; those that are trained on stay for further runs."""
         if samples is not self.data:
             return None if samples is None else self.context.put(samples)
         if self._kept is None:
@@ -561,7 +561,7 @@ class Trainer:
             self.notes.append(text)
 
     def _opened(self, _: EpochReport) -> None:
-        """Tell schedulers that the optimizer has made its steps."""
+        """Notify schedulers that the optimizer has made its steps."""
         if hasattr(self.optimizer, "param_groups"):
             self.optimizer._opt_called = True
 

@@ -288,7 +288,7 @@ def _about_of(text: str, place: str) -> dict[str, object]:
 
 
 def _difference(known: dict[str, Any], about: dict[str, Any]) -> str:
-    """Say the first thing in which two searches differ, '' where they are the same."""
+    """Return the first setting in which two searches differ, '' where they are the same."""
     for name in ("objective", "goal"):
         if known[name] != about[name]:
             return f"its {name} is {known[name]!r}, and here {about[name]!r}"

@@ -57,7 +57,7 @@ class Control:
         threading.Thread(target=self._listen, name="hetero-control", daemon=True).start()
 
     def cancel_by_signal(self, handler: Callable[..., None]) -> None:
-        """Let a signal interrupt the main thread."""
+        """Interrupt the main thread by a signal."""
         signal.signal(platform.CANCEL_SIGNAL, handler)
 
     def cancel_later(self, wait_s: float) -> None:

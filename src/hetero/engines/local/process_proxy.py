@@ -450,7 +450,7 @@ class ProcessProxy:
             self._context.hub.at(STOP_S, lambda: None if self._ended else self._kill(self._why))
 
     def _gone(self) -> None:
-        """Read what is left, and tell how it ended."""
+        """Drain the sockets and report the worker's exit."""
         assert self._child is not None
         code = self._child.wait()
         while self._pull(self._data, self._frames[0]) > 0:
@@ -505,7 +505,7 @@ class ProcessProxy:
         self._segments.clear()
 
     def ask_to_stop(self) -> None:
-        """Let the worker end: it reads the end of the stream."""
+        """End the worker: it reads the end of the stream."""
         self._stopping = True
         if self._child is not None and not self._ended:
             for pipe in self._pipes:

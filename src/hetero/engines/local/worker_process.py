@@ -447,7 +447,7 @@ def _settle(hello: msg.Hello) -> None:
 
 
 def _restore_standard_error(fd: int) -> None:
-    """Let what is written to standard error reach the program's, from now on."""
+    """Forward what is written to standard error to the program's, from now on."""
     if fd >= 0:
         sys.stderr.flush()
         os.dup2(fd, 2)

@@ -137,7 +137,7 @@ class ThreadWorker:
             inbox.put(message)
 
     def ask_to_stop(self) -> None:
-        """Let the thread end after what it runs."""
+        """End the thread after what it runs."""
         self._abandoned = True
         self._queue.put(None)
         self._copies.put(None)

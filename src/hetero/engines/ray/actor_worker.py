@@ -298,7 +298,7 @@ class ActorWorker:
         return self._inboxes.setdefault(which, queue.SimpleQueue())
 
     def _leave(self, job: ActorCall, peers: Sequence[Any]) -> None:
-        """Tell the others that this member has finished; of one that failed they learn after the program has."""
+        """Notify the other members that this one has finished; of a failure they learn after the program has."""
         assert job.group is not None
         which, rank = (job.task, job.attempt), job.group[0]
         self._over.append(which)

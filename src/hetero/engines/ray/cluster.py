@@ -204,7 +204,7 @@ def _imported() -> Any:
 
 
 def _read_again() -> None:
-    """Let Ray read its variables again, which it does once, when it is imported."""
+    """Make Ray read its variables again, which it does only once, when it is imported."""
     raylet: Any = importlib.import_module("ray._raylet")
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()

@@ -71,7 +71,7 @@ class JobServer:
         self._listening = Listening(listener, self._heard, _LONGEST_LINE, encrypting=encrypting)
 
     def serve(self, while_true: Callable[[], bool]) -> None:
-        """Let requests in as long as this is true."""
+        """Accept requests as long as this is true."""
         with self._listening:
             while while_true():
                 sleep(_LOOK_S)

@@ -213,7 +213,7 @@ def keep_ends(client: Any) -> None:
 
 
 def _name_head(store: Any) -> None:
-    """Tell Ray's job manager which host is the head: else it starts programs anywhere, and their output stays there.
+    """Set the head's host in Ray's job manager: else it starts programs anywhere, and their output stays there.
 
     Ray's dashboard would write it down, which does not run here.
     """

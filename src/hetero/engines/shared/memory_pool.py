@@ -461,7 +461,7 @@ class MemoryLimit:
         self._set()
 
     def spare(self, nbytes: int) -> object:
-        """Raise the limit by so many bytes as long as the object that this gives lives."""
+        """Raise the limit by `nbytes` while the returned object is alive."""
         spared = _Spared()
         self._views[id(spared)] = nbytes
         weakref.finalize(spared, self._end, id(spared)).atexit = False

@@ -138,7 +138,7 @@ class Cancellation:
                 self._await_arrival()
 
     def _await_arrival(self) -> None:
-        """Let an exception that is on its way arrive here, where it does no harm."""
+        """Receive a pending asynchronous exception here, where it does no harm."""
         for _ in range(round(_ON_ITS_WAY_S / _LOOK_S)):
             clock.sleep(_LOOK_S)
         raise_in_thread(threading.get_ident(), None)

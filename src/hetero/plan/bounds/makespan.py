@@ -131,7 +131,7 @@ def _costs(table: Floats, weights: Floats, width: NDArray[np.int64]) -> Floats:
 
 
 def _best_weights(table: Floats, width: NDArray[np.int64], rounds: int) -> Floats:
-    """Look for the weights of devices that give the largest bound, on an even sample of the tasks."""
+    """Search the weights of devices that give the largest bound, on an even sample of the tasks."""
     rows = slice(None, None, max(1, len(table) // _SAMPLE))
     table, width = table[rows], width[rows]
     able = np.isfinite(table)

@@ -213,7 +213,7 @@ class _PlanRun:
         return self._state.transfers > most
 
     def next_event(self) -> None:
-        """Let the next thing happen."""
+        """Process the next event."""
         now_s = self.events[0][0]
         self._state.replicas.now_s = now_s
         while self.events and self.events[0][0] <= now_s:

@@ -175,7 +175,7 @@ class PlannedReplicas:
             self.of[item][node].users += 1
 
     def drop(self, item: int, node: int) -> None:
-        """Let a replica go."""
+        """Release a replica."""
         del self.of[item][node], self.on[node][item]
         self.used_bytes[node] -= self._c.item_bytes[item]
         self._dropped.append(Dropped(item, node, self.now_s))

@@ -293,7 +293,7 @@ class CostModel:
         return window
 
     def _share(self, state: _State, signature: str, window: Window) -> None:
-        """Tell the devices of the same kind; a first run only where nothing better is known."""
+        """Share samples with the devices of the same kind; a first run only where nothing better is known."""
         shared = state.model.make(signature)
         self._ran(signature, state.model)
         if window.first and shared.count:
@@ -323,7 +323,7 @@ class CostModel:
             self._version += 1
 
     def _settle(self, state: _State, window: Window, size: float, seconds: float) -> None:
-        """Let the first sample after a suspected change of the device's speed confirm or deny it."""
+        """Confirm or deny a suspected change of the device's speed by the first sample after it."""
         ratio = state.factor / window.factor
         old = window.at(size)
         new = old * ratio

@@ -126,7 +126,7 @@ def ratio(source: Model, target: Model, signature: str, bound: Bound | None) -> 
 
 
 def by_ratio(models: Sequence[Model], signature: str) -> Bound | None:
-    """Tell by whether the times on different kinds of devices follow their FLOP/s or their bytes/s."""
+    """Decide by whether the times on different kinds of devices follow their FLOP/s or their bytes/s."""
     off_flop = off_bytes = 0.0
     for slow in models:
         for fast in models:
@@ -138,7 +138,7 @@ def by_ratio(models: Sequence[Model], signature: str) -> Bound | None:
 
 
 def by_rate(models: Sequence[Model], signature: str) -> Bound | None:
-    """Tell by how near the bytes of the arguments over the time come to the device's bytes/s."""
+    """Decide by how near the bytes of the arguments over the time come to the device's bytes/s."""
     for model in models:
         window, device = model.settled(signature), model.device
         if window is None or device is None or not device.bytes_per_s or window.size <= 0.0:
@@ -152,7 +152,7 @@ def by_rate(models: Sequence[Model], signature: str) -> Bound | None:
 
 
 def by_growth(models: Sequence[Model], signature: str, version: int) -> Bound | None:
-    """Tell by whether the time of the function grows faster than the bytes of its arguments."""
+    """Decide by whether the time of the function grows faster than the bytes of its arguments."""
     for model in models:
         found = model.curve(signature.partition("|")[0], version)
         if found is not None and found.kind == "power" and found.b > _GROWS:

@@ -46,7 +46,7 @@ class CandidateFigures(NamedTuple):
 
 
 def pareto(rows: Sequence[CandidateFigures]) -> list[bool]:
-    """Tell of each whether no other is at least as good in everything and better in something.
+    """Return, for each candidate, whether it is Pareto-optimal: none is as good in everything and better in something.
 
     Examples
     --------

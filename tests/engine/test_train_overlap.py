@@ -188,4 +188,4 @@ def test_a_recipe_says_how_gradients_travel(tmp_path: Path) -> None:
     recipe.write_text("train: {global_batch: 8, compression: powersgd, compression_rank: 2}\n", encoding="utf-8")
     options = read_recipe(recipe, ["train.overlap=never", "train.sum_on=cpu:0"]).options
     words = {"compression": "powersgd", "compression_rank": 2, "overlap": "never", "sum_on": "cpu:0"}
-    assert options == {"global_batch": 8, **words}
+    assert options == TrainOptions(8, **words)

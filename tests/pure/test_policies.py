@@ -401,8 +401,9 @@ def test_doctor_finds_what_the_kit_of_policies_refuses(
 def test_the_former_name_of_the_best_device_still_works_and_warns() -> None:
     view = fleet(2)
     view.best_device = 1
-    with pytest.warns(DeprecationWarning, match="View.home is now View.best_device"):
+    with pytest.warns(DeprecationWarning, match="View.home is now View.best_device") as warned:
         assert view.home == 1
+    assert warned[0].filename == __file__, "the warning names the line that uses the former name"
 
 
 class _Renamed(EarliestFinishTime):

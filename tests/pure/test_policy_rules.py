@@ -481,6 +481,13 @@ def test_once_times_have_strayed_an_idle_device_takes_what_it_ends_before_the_pl
     assert proposed(0.8, 3.0, 0.5) == []
 
 
+def test_a_device_that_has_strayed_work_but_no_room_takes_nothing_more() -> None:
+    ahead = loose([[1.0, 2.0]] * 3, 0.8)
+    made = plan(ahead, [0, 0, 0], [0.0, 3.0, 3.0])
+    view = fleet(2, now_s=0.0, available_s=[0.5, 0.0], queued=[1, 0], room=[1, 0])
+    assert followed(ahead, made, view, range(3)) == []
+
+
 def test_without_a_graph_ahead_the_plan_is_earliest_finish_time() -> None:
     tasks = [task(1, 2.0, 1.0), task(2, 2.0, 1.0)]
     assert asked("planned", fleet(2), *tasks) == asked("eft", fleet(2), *tasks)

@@ -29,7 +29,6 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from math import inf
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -95,7 +94,7 @@ SUBJECTS: dict[str, Subject] = {
 _SECONDS_OF_TESTS = 4.0
 """Processor time of tests for one mutant, as measured while their lines are noted; the quickest tests come first."""
 _SLOWEST_TEST_S = 2.0
-"""A test that takes more is broken off, and judges none."""
+"""A test that takes more judges no mutant."""
 _DEADLINE_S = 60.0
 _MEMORY_BYTES = 4 << 30
 
@@ -262,47 +261,25 @@ class Covered(NamedTuple):
     failed: list[str]
 
 
-class TooSlowError(BaseException):
-    """A test took more than `_SLOWEST_TEST_S`: it judges no mutant."""
-
-
-def _ring(_: int, __: object) -> None:
-    raise TooSlowError
-
-
 def _run(item: pytest.Item, following: pytest.Item | None) -> bool:
     """Return whether a test passes, or is skipped."""
     return not any(report.failed for report in runtestprotocol(item, log=False, nextitem=following))
 
 
-def _cover(items: Sequence[pytest.Item], numbers: Sequence[int], paths: Sequence[Path]) -> Covered:
-    """Run some tests and note what they execute; to be called in a fork."""
+def _cover(item: pytest.Item, paths: Sequence[Path], out: Path) -> int:
+    """Write down whether one test passes, its processor time and the lines that it executes; to be called in a fork."""
     import coverage
 
+    _limited(_SLOWEST_TEST_S)
     cover = coverage.Coverage(data_file=None, include=[str(path) for path in paths], config_file=False)
-    found = Covered({}, defaultdict(set), [])
-    signal.signal(signal.SIGPROF, _ring)
     cover.start()
-    for place, number in enumerate(numbers):
-        cover.switch_context(str(number))
-        begin_s = time.process_time()
-        following = items[numbers[place + 1]] if place + 1 < len(numbers) else None
-        signal.setitimer(signal.ITIMER_PROF, 1.1 * _SLOWEST_TEST_S, 0.5)
-        reports = runtestprotocol(items[number], log=False, nextitem=following)
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
-        found.seconds[number] = time.process_time() - begin_s
-        wrong = [str(report.longrepr) for report in reports if report.failed]
-        if any(TooSlowError.__name__ in text for text in wrong):  # a fixture that was broken off fails in each test
-            found.seconds[number] = inf
-        elif wrong and found.seconds[number] <= _SLOWEST_TEST_S:
-            found.failed.append(items[number].nodeid)
+    begin_s = time.process_time()
+    passed = _run(item, None)
+    seconds = time.process_time() - begin_s
     cover.stop()
     data = cover.get_data()
-    for path in data.measured_files():
-        for line, contexts in data.contexts_by_lineno(path).items():
-            able = {int(context) for context in contexts if context}
-            found.tests[path, line] |= {number for number in able if found.seconds[number] <= _SLOWEST_TEST_S}
-    return found
+    out.write_bytes(pickle.dumps((passed, seconds, {path: data.lines(path) for path in data.measured_files()})))
+    return 0
 
 
 # --- forks ---------------------------------------------------------------------------------------------------
@@ -311,8 +288,8 @@ def _cover(items: Sequence[pytest.Item], numbers: Sequence[int], paths: Sequence
 class Forks:
     """Runs functions in forks, two at a time."""
 
-    def __init__(self, folder: Path, most: int = 2) -> None:
-        self._folder, self._most = folder, most
+    def __init__(self, most: int = 2) -> None:
+        self._most = most
         self._running: dict[int, tuple[Any, float]] = {}
         self.ends: dict[Any, int] = {}
 
@@ -446,33 +423,23 @@ class Run:
         return True
 
     def _covered(self, items: Sequence[pytest.Item], paths: Sequence[Path]) -> Covered:
-        forks, whole = Forks(self.folder), Covered({}, defaultdict(set), [])
-        global _DEADLINE_S
-        before, _DEADLINE_S = _DEADLINE_S, 600.0
-        files = list(dict.fromkeys(item.path for item in items))
-        for half in range(2):
-            mine = [number for number, item in enumerate(items) if files.index(item.path) % 2 == half]
-            forks.start(half, self._cover_into, items, mine, paths, self.folder / f"covered-{half}")
-        ends = forks.finish()
-        _DEADLINE_S = before
-        if any(ends.values()):
-            whole.failed.append(f"the run without a change ended with {ends}")
-            return whole
-        for half in range(2):
-            part = pickle.loads((self.folder / f"covered-{half}").read_bytes())
-            whole.seconds.update(part.seconds)
-            whole.failed.extend(part.failed)
-            for place, tests in part.tests.items():
-                whole.tests[place] |= tests
-        return whole
-
-    def _cover_into(self, items: Sequence[pytest.Item], mine: Sequence[int], paths: Sequence[Path], out: Path) -> int:
-        out.write_bytes(pickle.dumps(_cover(items, mine, paths)))
-        return 0
+        forks, found = Forks(), Covered({}, defaultdict(set), [])
+        for number, item in enumerate(items):
+            forks.start(number, _cover, item, paths, self.folder / f"covered-{number}")
+        for number, end in forks.finish().items():
+            if end:  # too slow
+                continue
+            passed, found.seconds[number], lines = pickle.loads((self.folder / f"covered-{number}").read_bytes())
+            if not passed:
+                found.failed.append(items[number].nodeid)
+            for path, executed in lines.items():
+                for line in executed if found.seconds[number] <= _SLOWEST_TEST_S else ():
+                    found.tests[path, line].add(number)
+        return found
 
     def _judge(self, name: str, paths: Sequence[Path], items: Sequence[pytest.Item], covered: Covered) -> None:
         chosen = [mutant for path in paths for mutant in _sample(path, self.options)]
-        forks = Forks(self.folder)
+        forks = Forks()
         for mutant in chosen:
             tests = _chosen(mutant, covered)
             if not tests:

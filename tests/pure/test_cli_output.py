@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import re
 import subprocess
@@ -89,7 +90,10 @@ def test_tables_keep_their_figures_in_60_columns_and_json_is_one_document(line: 
     assert json.loads(document.stdout)
 
 
-def test_quiet_leaves_notes_out_and_verbose_says_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_quiet_leaves_notes_out_and_verbose_says_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "hetero")  # and back, afterwards
     monkeypatch.setattr(output, "_quiet", False)
     for name in ("HETERO_DEBUG", "HETERO_PROGRESS"):
         monkeypatch.setenv(name, "0")

@@ -141,6 +141,8 @@ class BatchLimits:
     watts: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
+        if self.energy is not None:
+            _energy(self.energy)  # first, as it says of a bare number that it has no unit
         check_fields(self)
         self.checked()
 

@@ -369,7 +369,7 @@ def _name(code: CodeType) -> tuple[str, int]:
 
 
 def _set_constants(path: Path, changed: CodeType) -> None:
-    """Give a constant of a module its changed value wherever it was imported to."""
+    """Set a constant of a module to its changed value wherever it was imported to."""
     home = next(module for module in sys.modules.values() if getattr(module, "__file__", None) == str(path))
     fresh: dict[str, Any] = dict(vars(home))
     exec(changed, fresh)
@@ -394,7 +394,7 @@ class Run:
         self.trouble = ""
 
     def pytest_configure(self) -> None:
-        """Let hypothesis search but not shrink: that something fails is enough."""
+        """Make hypothesis search but not shrink: that something fails is enough."""
         hypothesis.settings.register_profile(
             "mutation",
             hypothesis.settings.get_profile("hetero"),

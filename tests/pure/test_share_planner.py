@@ -193,7 +193,7 @@ def planner(
 def steps(
     sharing: SharePlanner, count: int, factors: Sequence[float], waits: Sequence[float] = (0.0, 0.0)
 ) -> list[SharePlan | None]:
-    """Let each member take so many times what the model said, step after step."""
+    """Make each member take so many times what the model said, step after step."""
     told = []
     for _ in range(count):
         ids = range(sharing.options.global_batch)

@@ -77,7 +77,6 @@ def test_public_functions_show_the_keywords_that_they_take() -> None:
             hidden |= {(name, part.__name__) for each in more if each.name != "kwargs"}  # those of a user's function
     assert hidden == {
         ("ContextOptions", "overlaid"),  # its own fields
-        ("Executor", "map"),  # keywords of later versions of Python's own executors
     }
 
 

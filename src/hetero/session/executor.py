@@ -144,7 +144,6 @@ class Executor(concurrent.futures.Executor):
         *iterables: Iterable[object],
         timeout: float | None = None,
         chunksize: int = 1,
-        **_: object,
     ) -> Iterator[Any]:
         """Return the results in order; `chunksize` items make a task.
 

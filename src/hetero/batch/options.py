@@ -141,7 +141,7 @@ class BatchLimits:
     watts: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
-        if self.energy is not None:
+        if isinstance(self.energy, (int, float)):
             _energy(self.energy)  # first, as it says of a bare number that it has no unit
         check_fields(self)
         self.checked()

@@ -1124,3 +1124,12 @@ def test_a_function_that_returns_no_optimizer_is_refused_by_name() -> None:
     parts = cloudpickle.dumps((net(), nn.CrossEntropyLoss(), lambda parameters: 3))
     with pytest.raises(BadValueError, match="the optimizer's function returned 3, which is no optimizer; return torch"):
         ModelReplica(parts, TrainOptions(BATCH), "cpu", 1)
+
+
+def test_a_loop_on_the_host_runs_under_no_mode_which_would_cost_every_call_of_torch() -> None:
+    modes = torch._C._len_torch_function_stack
+    with in_process({}):
+        assert modes() == 0
+    with torch.device("meta"), in_process({}):
+        assert modes() == 2
+        assert torch.empty(1).device.type == "cpu"

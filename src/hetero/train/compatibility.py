@@ -13,7 +13,7 @@ import threading
 import types
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -221,7 +221,8 @@ def in_process(given: Mapping[str, object]) -> Iterator[None]:
     A worker makes new tensors on its device. That is right for the model's code, see `replica.made_on`; the code of
     datasets, `collate_fn` and the loop is written for the host, whose random generator cannot fill a device's tensor.
     """
-    with torch.device("cpu"):
+    on_host = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+    with on_host:  # a mode costs every call of torch some microseconds: none where nothing changes by it
         if not given:
             yield
             return

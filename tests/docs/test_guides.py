@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -326,6 +328,30 @@ def test_a_kind_that_takes_kernels_is_shown_to_the_core_by_the_device_that_the_b
     (python,) = _Dpu.probe()
     assert python.device is not None
     assert obstacle(python.device, Request(implemented=("plain Python", "cuda")), None) == ""
+
+
+class _Cores(_Dpu):
+    kinds: ClassVar[Any] = (DeviceKind("dpu", type="DPU", is_host=True),)
+    device_: ClassVar[Device] = replace(_Dpu.device_, cores=2, memory_bytes=1 << 30)
+
+
+def test_a_kind_of_another_package_that_computes_on_the_host_is_treated_as_one() -> None:
+    from hetero.splitting.measure import limit_bytes
+
+    (found,) = _Cores.probe()
+    assert found.device is not None
+    assert (found.device.is_host, found.device.model_key) == (True, "dpu/DPUx2")
+    assert limit_bytes(found.device) == math.inf
+    (other,) = _Dpu.probe()
+    assert other.device is not None
+    assert (other.device.is_host, other.device.model_key) == (False, "dpu/DPU")
+    assert limit_bytes(replace(other.device, memory_bytes=1 << 30)) == 1 << 30
+
+
+def test_no_file_compares_the_kind_of_a_device_with_that_of_cpus() -> None:
+    compared = re.compile(r"""(kind|word)\s*(==|!=)\s*["'](cpu|mps)["']|is_cpu""")
+    found = {path.name for path in (PROJECT / "src").rglob("*.py") if compared.search(path.read_text(encoding="utf-8"))}
+    assert found == {"registry.py", "values.py"}, "ask DeviceKind; the registry words kinds, the catalog knows Metal"
 
 
 def test_every_built_in_back_end_finds_kinds_that_stand_in_the_one_table() -> None:

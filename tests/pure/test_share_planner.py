@@ -22,6 +22,7 @@ from hetero.train.share_planner import SharePlanner
 from hetero.train.values import TrainOptions
 
 PLAIN = StepModel(0.0, 1.0)
+CPUS = ("cpu:0", "cpu:1")
 NO_TALK = (0.0, 0.0, 0.0)
 
 
@@ -187,7 +188,7 @@ def planner(
     team: Sequence[str] = ("cpu:0", "cpu:1"), models: Sequence[StepModel] = (PLAIN, PLAIN), batch: int = 12,
     comm_s: Sequence[float] = NO_TALK, costs: Sequence[float] | None = None, **options: object,
 ) -> SharePlanner:  # fmt: skip
-    return SharePlanner(TrainOptions(batch, **options), team, models, comm_s, costs)  # type: ignore[arg-type]
+    return SharePlanner(TrainOptions(batch, **options), team, models, comm_s, costs, CPUS)  # type: ignore[arg-type]
 
 
 def steps(

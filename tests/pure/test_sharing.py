@@ -13,6 +13,7 @@ from hetero.train.share_planner import SharePlanner
 from hetero.train.values import TrainOptions
 
 BATCH = 64
+CPUS = ("cpu:0", "torch-cpu:0")
 IDS = range(BATCH)
 
 law = st.builds(StepModel, st.floats(0.0, 0.05), st.floats(0.0002, 0.02))
@@ -110,7 +111,7 @@ def test_speeds_that_swap_cost_two_slow_steps() -> None:
 def test_an_accelerator_that_cpus_slow_down_goes_on_alone(slowed: float) -> None:
     """The probe measured it without them; together a step takes longer than it took alone."""
     alone, cpu = StepModel(0.001, 0.0001), StepModel(0.0, 0.0012)
-    sharing = SharePlanner(TrainOptions(BATCH), ("cuda:0", "torch-cpu:0"), [alone, cpu], [0.0, 0.0, 0.0])
+    sharing = SharePlanner(TrainOptions(BATCH), ("cuda:0", "torch-cpu:0"), [alone, cpu], [0.0, 0.0, 0.0], on_host=CPUS)
     assert sharing.plan.members == (0, 1)
     together = [StepModel(slowed * alone.fixed_s, slowed * alone.per_sample_s), cpu]
     for _ in range(40):
@@ -121,7 +122,7 @@ def test_an_accelerator_that_cpus_slow_down_goes_on_alone(slowed: float) -> None
 
 def test_an_accelerator_that_cpus_do_not_slow_down_keeps_their_help() -> None:
     models = [StepModel(0.001, 0.0001), StepModel(0.0, 0.0012)]
-    sharing = SharePlanner(TrainOptions(BATCH), ("cuda:0", "torch-cpu:0"), models, [0.0, 0.0, 0.0])
+    sharing = SharePlanner(TrainOptions(BATCH), ("cuda:0", "torch-cpu:0"), models, [0.0, 0.0, 0.0], on_host=CPUS)
     for _ in range(40):
         step(sharing, models, 0.0)
     assert sharing.plan.members == (0, 1)
@@ -129,7 +130,7 @@ def test_an_accelerator_that_cpus_do_not_slow_down_keeps_their_help() -> None:
 
 def test_cpus_that_slow_each_other_down_were_measured_together() -> None:
     models = [StepModel(0.001, 0.0001), StepModel(0.0, 0.0012)]
-    sharing = SharePlanner(TrainOptions(BATCH), ("cpu:0", "torch-cpu:0"), models, [0.0, 0.0, 0.0])
+    sharing = SharePlanner(TrainOptions(BATCH), ("cpu:0", "torch-cpu:0"), models, [0.0, 0.0, 0.0], on_host=CPUS)
     for _ in range(40):
         step(sharing, [StepModel(0.002, 0.0002), StepModel(0.0, 0.0012)], 0.0)
     assert sharing.plan.members == (0, 1)

@@ -259,7 +259,7 @@ def here_fleet() -> tuple[Kind, ...]:
 
 
 def _name_in_catalog(device: Device) -> str:
-    if device.kind == "cpu":
+    if device.is_host:
         return ""
     try:
         return find(device.name).name
@@ -269,7 +269,7 @@ def _name_in_catalog(device: Device) -> str:
 
 def _measured(alike: Sequence[Device]) -> Kind:
     """Return a kind from measured devices; cores add up, their memory bandwidth no further than that of a few."""
-    first, cpu = alike[0], alike[0].kind == "cpu"
+    first, cpu = alike[0], alike[0].is_host
     cores = len(alike) if cpu else 1
     flop = first.flop_per_s and first.flop_per_s * cores
     speed = first.bytes_per_s and first.bytes_per_s * min(cores, _CORES_OF_BANDWIDTH)

@@ -225,11 +225,11 @@ def _devices(kinds: Sequence[Kind]) -> tuple[NumberedDevice, ...]:
             raise BadValueError(
                 "the whole catalog is no fleet to start a model on", remedy="name the devices: --devices"
             )
-    many = sum(1 if kind.spec.kind == "cpu" else kind.count or 0 for kind in kinds)
+    many = sum(1 if kind.spec.is_host else kind.count or 0 for kind in kinds)
     if many > _MOST_DEVICES:
         raise BadValueError(f"{many:,} devices are many", remedy=f"give at most {_MOST_DEVICES}")
     for kind in kinds:
-        cpu = kind.spec.kind == "cpu"
+        cpu = kind.spec.is_host
         for _ in range(1 if cpu else kind.count or 0):
             found.append(NumberedDevice(kind.spec, -1 if cpu else sum(one.index >= 0 for one in found)))
     return tuple(found)

@@ -205,12 +205,16 @@ class Backend(ABC):
 
     @classmethod
     def _completed(cls, found: Found) -> Found:
-        """Return a finding whose device says what it takes where that differs from the usual of its kind."""
+        """Return a finding whose device says what its kind is where `KINDS` does not."""
         device = found.device
         kind = None if device is None else cls.declared_kinds().get(device.kind)
-        if device is None or kind is None or device.runs_python == kind.runs_python:
+        if device is None or kind is None:
             return found
-        return found._replace(device=replace(device, takes="python" if kind.runs_python else "kernels"))
+        if device.runs_python != kind.runs_python:
+            device = replace(device, takes="python" if kind.runs_python else "kernels")
+        if device.is_host != kind.is_host:
+            device = replace(device, on_host=kind.is_host)
+        return found._replace(device=device)
 
     def open(self) -> None:
         """Open the device and run a tiny kernel on it; nothing happens when it is open.

@@ -20,7 +20,7 @@ from hetero.backends.cpu import CpuLoad, cpu_device, hold_threads, release_threa
 from hetero.backends.gpus import gpu_status, pci_addresses
 from hetero.backends.wording import one_line
 from hetero.floor.settings import offer
-from hetero.model.device import KINDS, Device, DeviceStatus, DeviceType
+from hetero.model.device import KINDS, Device, DeviceStatus, DeviceType, is_host_kind
 
 __all__ = ["JaxBackend"]
 
@@ -42,7 +42,7 @@ class JaxBackend(Backend):
         found = [cls._try(jax, cpu_device("jax-cpu", cls.name, 0, host.cpus(), driver))]
         for native in jax.local_devices():
             kind = _kind(native)
-            if kind in cls.kinds and kind != "cpu":
+            if kind in cls.kinds and not is_host_kind(kind):
                 found.append(cls._try(jax, _describe(native, kind, driver)))
         return found
 
@@ -59,7 +59,7 @@ class JaxBackend(Backend):
 
     @property
     def _on_cpu(self) -> bool:
-        return self.device.kind == "cpu"
+        return self.device.is_host
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
@@ -161,7 +161,7 @@ def _kind(native: Any) -> str:
 
 
 def _native(jax: Any, device: Device) -> Any:
-    if device.kind == "cpu":
+    if device.is_host:
         return jax.local_devices(backend="cpu")[0]
     return next(native for native in jax.local_devices() if native.id == device.index)
 

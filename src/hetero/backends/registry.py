@@ -23,6 +23,7 @@ __all__ = [
     "backend_of",
     "broken",
     "device_words",
+    "kind_named",
     "kind_of",
     "kinds",
     "known_words",
@@ -216,6 +217,11 @@ def kinds() -> dict[str, DeviceKind]:
 def kind_of(device: Device) -> DeviceKind:
     """Return the kind of a device, with its name and type only where no package here declares it."""
     return kinds().get(device.kind) or DeviceKind(device.kind, str(device.type), device.runs_python)
+
+
+def kind_named(name: str) -> DeviceKind:
+    """Return the kind with this name, with nothing but its name where no package here declares it."""
+    return kinds().get(name) or DeviceKind(name)
 
 
 @cache

@@ -72,7 +72,7 @@ def _rack(devices: Iterable[Device]) -> str:
 def _processors(devices: Sequence[Device], root: Path, nodes: int) -> Iterator[Part]:
     homes = _homes(root)
     for device in devices:
-        if device.kind == "cpu":
+        if device.is_host:
             numa = homes.get(device.cpus[0], 0) if device.cpus else 0
             yield Part(device.id, "device", device.name, "h0", device.rack, numa if numa < nodes else 0)
 

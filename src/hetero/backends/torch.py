@@ -84,12 +84,12 @@ class TorchBackend(Backend):
             self._module.empty_cache()
 
     def _cap(self, share: float) -> None:
-        index = () if self.device.kind == "mps" else (self.device.index,)
+        index = () if self._place.index is None else (self.device.index,)
         self._module.set_per_process_memory_fraction(share, *index)
 
     @property
     def _on_cpu(self) -> bool:
-        return self.device.kind == "cpu"
+        return self.device.is_host
 
     @property
     def _module(self) -> Any:
@@ -100,7 +100,7 @@ class TorchBackend(Backend):
         return hasattr(self._module, function)
 
     def _status(self) -> DeviceStatus:
-        if self.device.kind == "cpu":
+        if self.device.is_host:
             return host.cpu_status(self._load.busy_frac())
         status = gpu_status(self.device)
         if self.is_open and status.used_bytes is None and self._has("mem_get_info"):

@@ -72,7 +72,7 @@ class EnergyMeter:
         """Return the power now, and who says so."""
         if told_w is not None:
             return told_w, "told"
-        if self._device.kind == "cpu" and self._packages.readable:
+        if self._device.is_host and self._packages.readable:
             return 0.0, "counted"
         measured_w = self._told_by_itself()
         if measured_w is not None:

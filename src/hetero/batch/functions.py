@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hetero.backends.registry import torch_place
+from hetero.backends.registry import kind_of, torch_place
 from hetero.batch.precision import Chooser, Wish
 from hetero.batch.records import count
 from hetero.floor.errors import BadValueError, HeteroError, MissingPackageError
@@ -201,8 +201,8 @@ class OnnxModel:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = device.cores if device.kind == "cpu" else 0
-        wanted = {"cuda": "CUDAExecutionProvider", "rocm": "ROCMExecutionProvider"}.get(device.kind, "")
+        options.intra_op_num_threads = device.cores if device.is_host else 0
+        wanted = kind_of(device).onnx
         there = [name for name in (wanted, "CPUExecutionProvider") if name in onnxruntime.get_available_providers()]
         session = onnxruntime.InferenceSession(data, options, providers=there)
         first, names = session.get_inputs()[0].name, [output.name for output in session.get_outputs()]

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hetero.model.device import KINDS, is_host_kind
+
 __all__ = ["CatalogSource", "DeviceSpec", "Pod", "Price", "Slice"]
 
-_SHARED_KINDS = ("mps", "cpu")
 _WORKING_SET_FRAC = {"small": 2 / 3, "large": 3 / 4}
 """What Metal offers of the memory: two thirds up to 36 GiB, three quarters above (sources metal-16, -32, -96)."""
 
@@ -149,7 +150,12 @@ class DeviceSpec:
     @property
     def shared_memory(self) -> bool:
         """Return whether host and device use the same memory."""
-        return self.kind in _SHARED_KINDS
+        return self.kind in KINDS and KINDS[self.kind].unified_memory
+
+    @property
+    def is_host(self) -> bool:
+        """Return whether it computes on the host's cores, as a CPU does."""
+        return is_host_kind(self.kind)
 
     @property
     def usable_bytes(self) -> int | None:

@@ -13,6 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from hetero.backends.registry import kind_named
 from hetero.floor.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -174,12 +175,12 @@ _FIGURES = ("Cores", "Memory", "Load", "°C", "W")
 def _figures(device: DeviceNow, cores: float | None) -> dict[str, str]:
     """Return what the device says of itself; of a processor, what its worker uses."""
     status = device.status
-    is_cpu = device.kind == "cpu"
-    held = device.held_bytes if is_cpu else status.used_bytes
+    on_host = kind_named(device.kind).is_host
+    held = device.held_bytes if on_host else status.used_bytes
     cells = (
         None if cores is None else f"{cores:.1f}",
         None if held is None else format_bytes(held),
-        None if is_cpu or status.utilisation_frac is None else f"{status.utilisation_frac:.0%}",
+        None if on_host or status.utilisation_frac is None else f"{status.utilisation_frac:.0%}",
         None if status.temperature_c is None else f"{status.temperature_c:.0f}",
         None if status.power_w is None else f"{status.power_w:.0f}",
     )

@@ -235,7 +235,7 @@ def made_unequal(devices: Sequence[Device]) -> tuple[str | None, tuple[str, ...]
 
 
 def _cores(device: Device) -> str:
-    return f"/{device.cores}cores" if device.kind == "cpu" and device.cores > 1 else ""
+    return f"/{device.cores}cores" if device.is_host and device.cores > 1 else ""
 
 
 def usable(devices: Sequence[Device]) -> tuple[tuple[Device, ...], tuple[str, ...]]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetero.backends.registry import kinds
+from hetero.backends.registry import kind_named
 from hetero.core.machine import Rules
 from hetero.drive.faults import Faults, Loss
 from hetero.drive.sim import simulate
@@ -23,7 +23,7 @@ from hetero.drive.sim_values import Program, SimResult, SimTask
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.floor.units import parse_seconds
 from hetero.graphs.planning import Budget, check_model, plan_graph
-from hetero.model.device import HOST_NODE, Device, DeviceKind, DeviceType
+from hetero.model.device import HOST_NODE, Device, DeviceType
 from hetero.model.graph import UNLIMITED_BYTES, TaskGraph
 from hetero.model.schedule import Schedule
 from hetero.model.tasks import Request, Task
@@ -173,7 +173,7 @@ def prepared(graph: TaskGraph) -> GraphRun:
         Device(
             name,
             device.kind or "cpu",
-            DeviceType(kinds().get(device.kind or "cpu", DeviceKind("")).type),
+            DeviceType(kind_named(device.kind or "cpu").type),
             "simulated",
             index,
             name=device.id,
@@ -199,7 +199,8 @@ def prepared(graph: TaskGraph) -> GraphRun:
 
 def host_node(graph: TaskGraph) -> str:
     """Return the memory node that counts as the host's: that of the first CPU, else of the first device."""
-    return next((device.memory_node for device in graph.devices if device.kind == "cpu"), graph.devices[0].memory_node)
+    on_host = (device.memory_node for device in graph.devices if kind_named(device.kind).is_host)
+    return next(on_host, graph.devices[0].memory_node)
 
 
 def _topology(graph: TaskGraph, host: str) -> Topology:

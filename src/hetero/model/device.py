@@ -19,6 +19,7 @@ __all__ = [
     "DeviceStatus",
     "DeviceType",
     "index_of",
+    "is_host_kind",
     "is_id",
     "silicon_overlap",
 ]
@@ -41,12 +42,19 @@ class DeviceKind:
         False where its devices take kernels and no Python functions.
     shares_memory
         True where an array that is copied in may share the bytes of the host's array that it was made from.
+    is_host
+        True where its devices compute on the host's cores in the host's memory: cores are handed out among them, and a
+        limit of memory is one of their process.
+    unified_memory
+        True where host and device use the same memory.
     float64
         True where its devices compute with float64 in every runtime that hetero knows but JAX.
     torch
         torch's name of such a device, as in 'cuda:{index}'; '' where torch cannot use it.
     collectives
         torch's library that adds up tensors between such devices, as in 'nccl'; '' where they go by way of the host.
+    onnx
+        ONNX Runtime's execution provider for such devices; '' where it computes on the host.
 
     Examples
     --------
@@ -58,9 +66,12 @@ class DeviceKind:
     type: str = "GPU"
     runs_python: bool = True
     shares_memory: bool = False
+    is_host: bool = False
+    unified_memory: bool = False
     float64: bool = False
     torch: str = ""
     collectives: str = ""
+    onnx: str = ""
 
     def torch_place(self, index: int) -> str:
         """Return torch's name of the device with this index, '' where torch cannot use it."""
@@ -70,11 +81,11 @@ class DeviceKind:
 KINDS: Mapping[str, DeviceKind] = {
     kind.name: kind
     for kind in (
-        DeviceKind("cpu", "CPU", shares_memory=True, float64=True, torch="cpu"),
-        DeviceKind("cuda", float64=True, torch="cuda:{index}", collectives="nccl"),
-        DeviceKind("rocm", float64=True, torch="cuda:{index}", collectives="nccl"),
+        DeviceKind("cpu", "CPU", shares_memory=True, is_host=True, unified_memory=True, float64=True, torch="cpu"),
+        DeviceKind("cuda", float64=True, torch="cuda:{index}", collectives="nccl", onnx="CUDAExecutionProvider"),
+        DeviceKind("rocm", float64=True, torch="cuda:{index}", collectives="nccl", onnx="ROCMExecutionProvider"),
         DeviceKind("xpu", torch="xpu:{index}", collectives="xccl"),
-        DeviceKind("mps", torch="mps"),
+        DeviceKind("mps", unified_memory=True, torch="mps"),
         DeviceKind("tpu", "TPU"),
         DeviceKind("npu", "NPU", torch="npu:{index}"),
         DeviceKind("hpu", torch="hpu:{index}"),
@@ -114,6 +125,17 @@ def is_id(text: str) -> bool:
     (True, True, False, False)
     """
     return _ID.fullmatch(text) is not None
+
+
+def is_host_kind(name: str) -> bool:
+    """Return whether a kind of `KINDS` computes on the host's cores.
+
+    Examples
+    --------
+    >>> is_host_kind("cpu"), is_host_kind("cuda"), is_host_kind("another")
+    (True, False, False)
+    """
+    return name in KINDS and KINDS[name].is_host
 
 
 class DeviceType(str):
@@ -186,6 +208,8 @@ class Device:
         Where the host stands, for affinity.
     takes
         'python' or 'kernels' where that differs from what `KINDS` says of its kind, else ''.
+    on_host
+        True where its kind is not in `KINDS` and computes on the host's cores; the back end sets it.
 
     Examples
     --------
@@ -217,6 +241,7 @@ class Device:
     link_latency_s: float = 0.0
     rack: str = ""
     takes: str = ""
+    on_host: bool = False
 
     @property
     def runs_python(self) -> bool:
@@ -224,6 +249,11 @@ class Device:
         if self.takes:
             return self.takes == "python"
         return self.kind not in KINDS or KINDS[self.kind].runs_python
+
+    @property
+    def is_host(self) -> bool:
+        """True where it computes on its host's cores in its host's memory, as a CPU does."""
+        return self.on_host or is_host_kind(self.kind)
 
     @property
     def host(self) -> str:
@@ -243,7 +273,7 @@ class Device:
     @property
     def model_key(self) -> str:
         """What devices that should run alike have in common: the key of measured times."""
-        cores = f"x{self.cores}" if self.kind == "cpu" else ""
+        cores = f"x{self.cores}" if self.is_host else ""
         throttle = f"*{self.throttle_frac:g}" if self.throttle_frac < 1.0 else ""
         return f"{self.label}/{self.name}{cores}{throttle}"
 

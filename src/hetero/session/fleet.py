@@ -273,7 +273,7 @@ def _adjusted(device: Device, entry: DeviceEntry, notes: list[str]) -> Device:
     device = replace(
         device,
         memory_limit_bytes=limit,
-        isolation=device.isolation if device.kind == "null" else entry.isolation,
+        isolation=device.isolation if device.simulated else entry.isolation,
         python=entry.python,
         link_bytes_per_s=entry.link_bytes_per_s,
         link_latency_s=entry.link_latency_s,

@@ -14,7 +14,7 @@ from typing import NoReturn
 from hetero.backends import host
 from hetero.backends.base import Found
 from hetero.backends.null import null_device
-from hetero.backends.registry import known_words
+from hetero.backends.registry import kind_named, known_words
 from hetero.floor.errors import BadValueError, ConfigError, did_you_mean
 from hetero.floor.units import shown
 from hetero.model.device import Device, index_of
@@ -176,7 +176,7 @@ def refuse_cores(word: str, cores: int | None) -> None:
     BadValueError
         The word names devices that are no CPU.
     """
-    if cores is not None and word != "cpu" and word in known_words():
+    if cores is not None and word in known_words() and not kind_named(word).is_host:
         raise BadValueError(
             f"cores={cores} is for devices on the CPU, and {word!r} is none",
             remedy=f"leave the cores out for {word}, or name 'cpu'",
@@ -230,7 +230,7 @@ class Builder:
         matching = self._matching(wanted)
         if wanted.word == "null":
             made, reason = self._null(wanted, devices)
-        elif matching and matching[0].kind == "cpu":
+        elif matching and matching[0].is_host:
             made, reason = self._cpu(wanted, matching, devices)
         else:
             made, reason = self._cards(wanted, matching, devices)
@@ -269,7 +269,7 @@ class Builder:
         return bool(matching) and one.id <= room and (absent or len(set(alike)) < len(alike))
 
     def _counts_cores(self, wanted: Wanted) -> bool:
-        return any(device.kind == "cpu" for device in self._matching(wanted)[:1])
+        return any(device.is_host for device in self._matching(wanted)[:1])
 
     def _matching(self, wanted: Wanted) -> list[Device]:
         sound = [device for device in self.sound if wanted.backend in ("", device.backend)]
@@ -334,7 +334,7 @@ class Builder:
 
     def _take(self, count: int, devices: Sequence[Device]) -> tuple[int, ...]:
         """Return the next cores in turn, the least used first, so that devices overlap only when cores run out."""
-        uses = [cpu for device in devices if device.kind == "cpu" for cpu in device.cpus]
+        uses = [cpu for device in devices if device.is_host for cpu in device.cpus]
         order = sorted(range(len(self.cores)), key=lambda place: (uses.count(self.cores[place]), place))
         return tuple(self.cores[place] for place in sorted(order[:count]))
 
@@ -418,7 +418,7 @@ def refuse_absent(absent: Sequence[tuple[DeviceEntry, str]], entries: Sequence[D
     missing = {id(entry) for entry, _ in absent}
     present = [entry for entry in entries if id(entry) not in missing]
     cores = len(host.cpus())
-    if not any(entry.word == "cpu" for entry in present):
+    if not any(kind_named(entry.word).is_host for entry in present):
         present.append(DeviceEntry("CPU", cores=cores))
     text = "\n".join(line for entry in present for line in _yaml(entry))
     raise ConfigError(

@@ -164,7 +164,7 @@ def status(devices: Sequence[Device], sample_s: float = 0.1) -> tuple[DeviceStat
     ----------
     sample_s : s to watch the CPUs for; below 0.05 their utilisation stays unknown
     """
-    loads = [CpuLoad(device.cpus) if device.kind == "cpu" and not device.simulated else None for device in devices]
+    loads = [CpuLoad(device.cpus) if device.is_host and not device.simulated else None for device in devices]
     for load in loads:
         if load is not None:
             load.busy_frac()

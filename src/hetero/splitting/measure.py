@@ -177,7 +177,7 @@ def measure_layers(work: Measuring, blobs: Sequence[object], inputs: Sequence[Pa
 
 def limit_bytes(device: Device) -> float:
     """Return the bytes that a device holds, inf where nobody counts them."""
-    return float(device.memory_limit_bytes or (device.kind != "cpu" and device.memory_bytes) or inf)
+    return float(device.memory_limit_bytes or (not device.is_host and device.memory_bytes) or inf)
 
 
 def _trial(work: Measuring, blob: object, value: PackedTensor) -> _LayerTrial:

@@ -37,7 +37,7 @@ class Pace:
         if self._throttle.active:
             self._throttle.pause()
             self._frame.throttled_cpu_s += self._throttle.slept_for_s
-        elif self._frame.device.kind != "cpu":
+        elif not self._frame.device.is_host:
             self._frame.backend.synchronize()
         self.busy_s += clock.monotonic_s() - begun_s
 

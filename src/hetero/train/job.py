@@ -42,6 +42,7 @@ class TrainingJob:
     hosts : address of each device's host; empty where all are on the program's own
     process : settings of torch's that hold for the program; see `honoured.process_settings`
     shows : True where the program looks at the model after every epoch, so that the state comes with the report
+    on_host : the devices that compute on their host's cores
     """
 
     parts: bytes
@@ -64,3 +65,4 @@ class TrainingJob:
     hosts: Mapping[str, str] = field(default_factory=dict)
     process: Mapping[str, object] = field(default_factory=dict)
     shows: bool = False
+    on_host: frozenset[str] = frozenset()

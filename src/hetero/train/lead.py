@@ -24,7 +24,6 @@ from hetero.train.checkpoints import TrainingCheckpoints
 from hetero.train.compatibility import changed_values
 from hetero.train.listener import Listener
 from hetero.train.schedules import ScheduleHistory
-from hetero.train.share_planner import is_cpu
 from hetero.train.values import NotANumberError, Totals, TrainingError, TrainOptions
 from hetero.train.worker_deaths import KilledPasses, WorkerDeaths
 
@@ -89,6 +88,7 @@ class Admission(NamedTuple):
     Attributes
     ----------
     options : of the run
+    on_host : the devices that compute on their host's cores
 
     Notes
     -----
@@ -96,6 +96,7 @@ class Admission(NamedTuple):
     """
 
     options: TrainOptions
+    on_host: frozenset[str] = frozenset()
 
     def wait_s(self, first_s: float) -> float:
         """Return how long the others are waited for, once the first device has measured itself in `first_s`.
@@ -278,7 +279,7 @@ class Lead:
         if not self._probing and not self._may_probe():
             return
         here = [member for member in self._members.values() if member.phase == "here"]
-        first = [member for member in here if not is_cpu(member.device)]
+        first = [member for member in here if member.device not in self.admission.on_host]
         for member in first or here:
             if not member.measures:
                 member.measures = True

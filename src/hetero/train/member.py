@@ -241,7 +241,7 @@ class _Member(Membership):
 
     def _take_part(self) -> None:
         models, comm_s = self.form(self.model)
-        self.sharing = SharePlanner(self.options, self.team, models, comm_s, self.job.costs)
+        self.sharing = SharePlanner(self.options, self.team, models, comm_s, self.job.costs, self.job.on_host)
         self.throttle.restart()
         self.waited_s = comm_s[len(self.team)]
         try:

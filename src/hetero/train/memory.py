@@ -116,7 +116,7 @@ def estimate(model: object, loss: object, optimizer: object, samples: Samples, o
 
 def is_short(device: Device, model: Any) -> bool:
     """Return whether the memory of a device is worth a closer look: limited, its own, or not many times the model."""
-    if device.memory_limit_bytes is not None or device.kind != "cpu":
+    if device.memory_limit_bytes is not None or not device.is_host:
         return True
     states = _STATES * sum(parameter.nbytes for parameter in model.parameters())
     return device.memory_bytes is not None and _PLENTY * states > device.memory_bytes
@@ -126,7 +126,7 @@ def beyond(device: Device, need: Need | None) -> str:
     """Return why not even one sample fits on a device, '' where it may."""
     limit = device.memory_limit_bytes or device.memory_bytes
     takes = need.least_bytes if need is not None else 0
-    torch_too = device.kind == "cpu" and device.memory_limit_bytes is not None
+    torch_too = device.is_host and device.memory_limit_bytes is not None
     if limit is None or takes + torch_too * _TORCH_BYTES <= limit:
         return ""
     kind = "memory_limit" if device.memory_limit_bytes else "memory"
@@ -179,7 +179,7 @@ class Fitting:
 
 def room_bytes(device: Device) -> float:
     """Return the bytes that this process may still allocate on its device; inf where nobody knows."""
-    if device.kind == "cpu":
+    if device.is_host:
         return own_memory.data_room_bytes()
     import torch
 

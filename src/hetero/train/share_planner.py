@@ -7,7 +7,7 @@ It must not measure or talk.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from statistics import median
 
@@ -15,21 +15,10 @@ from hetero.plan.training import shares as planning
 from hetero.plan.training.shares import SharePlan, StepModel
 from hetero.train.values import TrainOptions
 
-__all__ = ["SharePlanner", "is_cpu"]
+__all__ = ["SharePlanner"]
 
 _WINDOW = 7
 _LOOKS_BEFORE_LEAVING = 3
-
-
-def is_cpu(name: str) -> bool:
-    """Return whether a device's short name is that of a CPU.
-
-    Examples
-    --------
-    >>> [is_cpu(name) for name in ("cpu:0", "torch-cpu:0", "h1/cpu:2", "cuda:0")]
-    [True, True, True, False]
-    """
-    return name.rpartition("/")[2].partition(":")[0].endswith("cpu")
 
 
 class SharePlanner:
@@ -42,6 +31,7 @@ class SharePlanner:
     models : what is known of each
     comm_s : shape (members + 1,), s; what k members need to exchange gradients, as measured beforehand
     costs : cost of each sample, mean 1; None where all cost the same
+    on_host : the devices that compute on their host's cores
 
     Attributes
     ----------
@@ -67,6 +57,7 @@ class SharePlanner:
         models: Sequence[StepModel],
         comm_s: Sequence[float],
         costs: Sequence[float] | None = None,
+        on_host: Collection[str] = (),
     ) -> None:
         self.options = options
         self.team = tuple(team)
@@ -76,7 +67,7 @@ class SharePlanner:
         self.costs = None if options.unit > 1 else costs
         self.units = -(-options.global_batch // options.unit)
         self.plan = self._first()
-        self._alone = self._fastest_alone()
+        self._alone = self._fastest_alone([rank for rank, name in enumerate(self.team) if name not in on_host])
         self._steps = 0
         self._looks = 0
 
@@ -132,9 +123,8 @@ class SharePlanner:
         self.plan, self._steps, self._looks = better, 0, 0
         return better
 
-    def _fastest_alone(self) -> tuple[float, int] | None:
+    def _fastest_alone(self, accelerators: Sequence[int]) -> tuple[float, int] | None:
         """Return the seconds of a step on the fastest accelerator alone, and its rank; None where no CPU takes part."""
-        accelerators = [rank for rank, name in enumerate(self.team) if not is_cpu(name)]
         if len(accelerators) == len(self.team):
             return None
         able = [rank for rank in accelerators if self.models[rank].most >= self.units]

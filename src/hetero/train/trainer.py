@@ -493,6 +493,7 @@ class Trainer:
                 hosts={device.short: reach.workers[device.id] for device in self.devices} if reach.workers else {},
                 process=process_settings(),
                 shows=shows,
+                on_host=frozenset(device.short for device in self.devices if device.is_host),
             )
             ids = {device.short: device.id for device in self.devices}
             given = (job, self._put(self.data), self._put(test))
@@ -505,8 +506,8 @@ class Trainer:
             for name, reason in full.items():
                 listener.on_note(f"{name} is left out: {reason}")
             extent = Extent(self._step, steps, checkpoints, partial(append_line, self._sample_log, job.run))
-            values = partial(group_values, self.optimizer)
-            lead = Lead(hub, start, futures, listener, extent, Admission(self.options), values, schedules, self._show)
+            values, admission = partial(group_values, self.optimizer), Admission(self.options, job.on_host)
+            lead = Lead(hub, start, futures, listener, extent, admission, values, schedules, self._show)
             for other in self.context.devices:
                 if not can_train(other) and other != job.sum_on:
                     listener.on_note(f"{other.short} is left out: torch cannot train on it")

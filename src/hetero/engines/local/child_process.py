@@ -54,7 +54,7 @@ class Child:
         root, pool = Path(hetero.__file__).parent, context.pool.main.memory
         module = context.entry.module
         launch = ["-c", _LAUNCHER.format(module=module), str(root)] if device.python else ["-P", "-m", module]
-        threads = str(device.cores) if device.cpus or device.kind == "cpu" else "0"
+        threads = str(device.cores) if device.cpus or device.is_host else "0"
         cpus = ",".join(map(str, device.cpus))
         setup = context.entry.setup
         if setup.folder and not os.path.isdir(setup.folder):

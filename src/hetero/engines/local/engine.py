@@ -77,7 +77,7 @@ class LocalEngine(PayloadEngine[Worker]):
         self._bytes_needed = any(self._in_process(device) for device in devices)
         if not FEATURES.fd_passing and any(self._wants_process(device) for device in devices):
             self._note("this system cannot hand open files to a worker process: every device gets a thread instead")
-        unbound = [d for d in devices if d.kind == "cpu" and d.memory_limit_bytes and not self._limits(d)]
+        unbound = [d for d in devices if d.is_host and d.memory_limit_bytes and not self._limits(d)]
         self._note_unlimited(unbound, "is no process that this system can limit")
         self._start_workers(devices)
 

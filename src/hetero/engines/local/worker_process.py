@@ -501,7 +501,7 @@ def serve(entry: WorkerEntry, data_fd: int, control_fd: int) -> None:
         worker.send((msg.BROKEN, one_line(error) if not isinstance(error, HeteroError) else str(error)))
         return
     worker.control.start()
-    if hello.device.kind == "cpu" and hello.device.memory_limit_bytes:
+    if hello.device.is_host and hello.device.memory_limit_bytes:
         worker.segments.limit_memory(hello.device.memory_limit_bytes)
     with _ending_with_connection(worker):
         worker.send((msg.OPENED,))

@@ -142,7 +142,7 @@ def _variables(device: Device, host: Host) -> dict[str, str]:
     switches = settings.given()
     if host.name != OWN_HOST:
         switches = {name: text for name, text in switches.items() if name not in _PLACES}
-    if device.cpus or device.kind == "cpu":
+    if device.cpus or device.is_host:
         switches |= dict.fromkeys(_THREAD_COUNTS, str(device.cores))
     return switches
 

@@ -73,7 +73,7 @@ class RayEngine(PayloadEngine[ActorProxy]):
             store=store,
             monitor=HostMonitor(shared["hub"], cluster, hosts, self._silent, self._joined),
         )
-        limited = [device for device in devices if device.kind == "cpu" and device.memory_limit_bytes]
+        limited = [device for device in devices if device.is_host and device.memory_limit_bytes]
         self._note_unlimited(limited, "belongs to Ray")
         self._start_workers(devices)
 

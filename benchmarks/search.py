@@ -48,7 +48,7 @@ def settle(ctx: hetero.Context) -> None:
 def ours(ctx: hetero.Context, trials: int, counts: dict[str, dict[str, int]], name: str) -> float:
     """Search over a fleet that is up; returns the seconds of the search."""
     settle(ctx)
-    found = hetero.train.search(objective, SPACE, trials=trials, sampler="random", pruner="none", seed=0, devices=ctx)
+    found = hetero.train.tune(objective, SPACE, trials=trials, sampler="random", pruner="none", seed=0, devices=ctx)
     counts[name] = found.by_device
     settle(ctx)
     return found.seconds

@@ -51,10 +51,10 @@ class _World:
             while (batch := self.next_for(name, back=number > 0)) is not None:
                 self.tickets += 1
                 self.open[self.tickets] = batch
-                self.give(name, self.tickets)
+                self.assign(name, self.tickets)
             if (late := self.planner.rescue(name, self.now_s)) is not None:
                 self.repeat(late)
-                self.give(name, late)
+                self.assign(name, late)
 
     def next_for(self, name: str, back: bool) -> Span | None:
         """Cut the next batch of a device off what is left, with what it takes over from others that are late."""
@@ -87,9 +87,9 @@ class _World:
         """Return how long a batch really takes on a device."""
         return self.truths[name](len(self.open[ticket]))
 
-    def give(self, name: str, ticket: int) -> None:
+    def assign(self, name: str, ticket: int) -> None:
         """Put a batch into a device's queue."""
-        self.planner.give(name, ticket, len(self.open[ticket]), self.now_s)
+        self.planner.assign(name, ticket, len(self.open[ticket]), self.now_s)
         self.queues[name].append(ticket)
         if len(self.queues[name]) == 1:
             self.start(name)

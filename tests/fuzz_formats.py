@@ -356,7 +356,7 @@ def _recipe(path: Path) -> None:
 
 
 def _search(path: Path) -> None:
-    from hetero.recipes.search import read_search
+    from hetero.recipes.tune import read_search
 
     read_search(path)
 
@@ -428,7 +428,7 @@ _PRICED = b"H100-SXM: 2.90\nRTX-4090: {usd_per_hour: 0.4, day: 2026-11-01}\n"
 FORMATS = (
     Format("configuration", "a.yaml", lambda: [_EXAMPLE], _config, "yaml"),
     Format("training recipe", "a.yaml", lambda: _examples("mnist.yaml"), _recipe, "yaml"),
-    Format("search recipe", "a.yaml", lambda: _examples("search.yaml"), _search, "yaml"),
+    Format("search recipe", "a.yaml", lambda: _examples("tune.yaml"), _search, "yaml"),
     Format("batch recipe", "a.yaml", lambda: _examples("embed_folder.yaml"), _batch, "yaml"),
     Format("graph", "a.json", lambda: _json(_GRAPH), _used_graph, "json"),
     Format("workflow", "a.json", lambda: _json(_WORKFLOW) + _data("graphs/wfinstances/*.json*"), _used_graph, "json"),

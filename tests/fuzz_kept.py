@@ -73,8 +73,8 @@ def _descriptors() -> list[bytes]:
 
 
 def _descriptor(path: Path) -> None:
-    from hetero.session.looking import OpenRun
-    from hetero.session.published import answers, read_descriptor
+    from hetero.session.open_runs import OpenRun
+    from hetero.session.run_server import answers, read_descriptor
 
     about = read_descriptor(path)
     answers(about["socket"])
@@ -86,7 +86,7 @@ def _probes() -> list[bytes]:
     from hetero.backends.portable import found_to
     from hetero.backends.registry import load
     from hetero.model.device import Device, DeviceType
-    from hetero.session.kept import backend_key
+    from hetero.session.disk_cache import backend_key
 
     gpu = Device("h0/cuda:0", "cuda", DeviceType("GPU"), "torch", silicon=("h0/cuda0",))
     found = [found_to(Found(gpu, "torch")), found_to(Found(None, "torch", "no driver", "install one"))]
@@ -118,10 +118,10 @@ def _at_home(read: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
     """Return what reads a file of HETERO_HOME and uses what it holds."""
 
     def reader(path: Path) -> None:
-        from hetero.session.kept import Kept
+        from hetero.session.disk_cache import DiskCache
 
         with settings.replaced({"HETERO_HOME": str(path.parent)}):
-            read(Kept(path.name).read())
+            read(DiskCache(path.name).read())
 
     return reader
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from hetero.report.context import report as report
     from hetero.session.context import Context as Context
     from hetero.session.futures import Future as Future
-    from hetero.session.inside import get_current_device as get_current_device
     from hetero.session.nesting import current_context as current_context
+    from hetero.session.task_api import get_current_device as get_current_device
     from hetero.session.tasks import task as task
     from hetero.train.trainer import Trainer as Trainer
 
@@ -43,7 +43,7 @@ _PLACES = {
     "hetero.drive.checkpoints": ("checkpoint", "restore"),
     "hetero.session.context": ("Context",),
     "hetero.session.futures": ("Future",),
-    "hetero.session.inside": ("get_current_device",),
+    "hetero.session.task_api": ("get_current_device",),
     "hetero.session.nesting": ("current_context",),
     "hetero.session.tasks": ("task",),
     "hetero.train.trainer": ("Trainer",),
@@ -95,14 +95,15 @@ _MOVED = {
         "load_parameters",
         "pad_samples",
         "read_sample_log",
-        "search",
         "split",
     ),
 }
 """Names that stood here in version 0.1, by where they are now; with the next version they go."""
 
 _get, __dir__, _names = lazy_names(
-    __name__, _PLACES, {name: f"{place}.{name}" for place, names in _MOVED.items() for name in names}
+    __name__,
+    _PLACES,
+    {name: f"{place}.{name}" for place, names in _MOVED.items() for name in names} | {"search": "hetero.train.tune"},
 )
 __all__ = [name for name in _names if name not in _NAMESPACES]  # `from hetero import *` would hide Python's `inspect`
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from hetero.session.collectives import all_reduce as all_reduce
     from hetero.session.collectives import broadcast as broadcast
     from hetero.session.collectives import reduce_scatter as reduce_scatter
-    from hetero.session.inside import rank as rank
-    from hetero.session.inside import recv as recv
-    from hetero.session.inside import send as send
-    from hetero.session.inside import world_size as world_size
+    from hetero.session.task_api import rank as rank
+    from hetero.session.task_api import recv as recv
+    from hetero.session.task_api import send as send
+    from hetero.session.task_api import world_size as world_size
 else:
     __getattr__, __dir__, __all__ = lazy_names(
         __name__,
@@ -29,6 +29,6 @@ else:
             "hetero.comm.mpi": ("MpiGroup",),
             "hetero.plan.collectives.groups": ("best_group",),
             "hetero.session.collectives": ("all_gather", "all_reduce", "broadcast", "reduce_scatter"),
-            "hetero.session.inside": ("rank", "recv", "send", "world_size"),
+            "hetero.session.task_api": ("rank", "recv", "send", "world_size"),
         },
     )

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from hetero.backends.base import Kernel as Kernel
     from hetero.drive.checkpoints import resumable as resumable
     from hetero.session.executor import Executor as Executor
-    from hetero.session.inside import namespace as namespace
-    from hetero.session.inside import worker_state as worker_state
     from hetero.session.joblib import register_joblib as register_joblib
     from hetero.session.nesting import TaskContext as TaskContext
     from hetero.session.options import ContextOptions as ContextOptions
+    from hetero.session.task_api import namespace as namespace
+    from hetero.session.task_api import worker_state as worker_state
     from hetero.session.tasks import TaskFunction as TaskFunction
 else:
     __getattr__, __dir__, __all__ = lazy_names(
@@ -25,7 +25,7 @@ else:
             "hetero.backends.base": ("Kernel",),
             "hetero.drive.checkpoints": ("resumable",),
             "hetero.session.executor": ("Executor",),
-            "hetero.session.inside": ("namespace", "worker_state"),
+            "hetero.session.task_api": ("namespace", "worker_state"),
             "hetero.session.joblib": ("register_joblib",),
             "hetero.session.nesting": ("TaskContext",),
             "hetero.session.options": ("ContextOptions",),

@@ -15,7 +15,7 @@ import pytest
 from hetero.backends import probe, registry
 from hetero.floor import settings
 from hetero.session import fleet
-from hetero.session.kept import Kept
+from hetero.session.disk_cache import DiskCache
 
 _PLUGIN = """
 import os, time
@@ -157,12 +157,12 @@ def test_a_damaged_file_of_probes_is_ignored_and_written_anew() -> None:
 
 def test_a_changed_variable_of_a_vendor_makes_a_probe_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet.survey(only=["torch"])
-    asked = Kept("probes.json").read()["torch"]["at_s"]
+    asked = DiskCache("probes.json").read()["torch"]["at_s"]
     fleet.survey(only=["torch"])
-    assert Kept("probes.json").read()["torch"]["at_s"] == asked
+    assert DiskCache("probes.json").read()["torch"]["at_s"] == asked
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     fleet.survey(only=["torch"])
-    assert Kept("probes.json").read()["torch"]["at_s"] > asked
+    assert DiskCache("probes.json").read()["torch"]["at_s"] > asked
 
 
 def test_speeds_are_measured_once_for_equal_devices_and_scale_with_the_throttle() -> None:

@@ -20,8 +20,8 @@ from hetero.cli.grammar import COMMANDS
 from hetero.cli.main import app
 from hetero.floor.errors import EXIT_MEANINGS
 from hetero.model.workload import WorkloadSpec
-from hetero.recipes import search as tune_recipe
 from hetero.recipes import training
+from hetero.recipes import tune as tune_recipe
 from hetero.session import config_schema
 from tests.needs import PROJECT
 from tests.pure.test_cli_commands import walk

@@ -179,7 +179,7 @@ METHODS = {
     "hetero.Trainer": "close evaluate fit predict resume save",
     "hetero.batch.Files": "identity peek read",
     "hetero.batch.Tables": "identity peek read",
-    "hetero.cluster.Pool": "ask device lease look lose release renew restore wait",
+    "hetero.cluster.Pool": "ask device get lease look lose release renew restore wait",
     "hetero.cluster.Pressure": "what_if",
     "hetero.collectives.Group": "abort all_gather all_reduce broadcast close reduce_scatter start_all_reduce",
     "hetero.collectives.MpiGroup": "abort all_gather all_reduce broadcast close reduce_scatter start_all_reduce",

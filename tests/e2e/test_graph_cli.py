@@ -122,7 +122,7 @@ def test_a_converted_graph_without_out_is_one_json_document(folder: Path) -> Non
         (
             ("graph", "plan", "g.json", "--planner", "hefft"),
             2,
-            "'hefft' is not a policy for graphs; did you mean 'heft'?",
+            "'hefft' is not a planner of graphs; did you mean 'heft'?",
         ),
         (("graph", "plan", "g.json", "--budget", "soon"), 2, "'soon' is not a duration"),
         (("graph", "check", "g.json", "g.json"), 3, "g.json: format: 'hetero-graph/1' is not 'hetero-plan/1'"),

@@ -54,7 +54,7 @@ def _run(folder: Path, command: str, absent: str = "", limit: int | None = None)
         ("torch", "infer a.safetensors a.npy", "train"),
         ("torch", "compress a.safetensors", "train"),
         ("torch", "calibrate", "torch"),
-        ("optuna", "tune EXAMPLES/search.yaml", "search"),
+        ("optuna", "tune EXAMPLES/tune.yaml", "tune"),
         ("matplotlib", "topo --output a.png", "plot"),
         ("ray", "cluster start --head", "ray"),
     ],

@@ -17,7 +17,7 @@ from tests.needs import PROJECT
 
 pytest.importorskip("optuna")
 
-RECIPE = PROJECT / "examples" / "search.yaml"
+RECIPE = PROJECT / "examples" / "tune.yaml"
 TUNED = """
 import time
 
@@ -67,7 +67,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
 def test_a_recipe_is_searched_and_the_best_trains_as_it_did_in_its_trial(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from hetero.recipes.run import Watcher, carry_out
-    from hetero.recipes.search import carry_out_search, read_search
+    from hetero.recipes.tune import carry_out_search, read_search
     from hetero.tune.values import SearchListener
 
     settings = ["tune.trials=2", "train.epochs=1", "train.global_batch=256", f"output={tmp_path / 'out'}"]
@@ -137,7 +137,7 @@ def test_the_study_is_one_that_optunas_own_tools_read(whole: tuple[list[str], Pa
 )
 def test_a_mistake_in_a_search_is_one_line(setting: str, code: int, words: str, tmp_path: Path) -> None:
     from hetero.floor.errors import HeteroError
-    from hetero.recipes.search import carry_out_search, read_search
+    from hetero.recipes.tune import carry_out_search, read_search
     from hetero.tune.values import SearchListener
 
     settings = [setting, f"output={tmp_path / 'out'}"]

@@ -140,7 +140,7 @@ def test_a_warm_task_goes_through_few_files_all_of_them_on_its_page() -> None:
             ctx.submit(files_of_the_worker).result(60)
             for _ in range(40):
                 ctx.submit(nop).result(60)
-            asking = {"session/inside.py"}
+            asking = {"session/task_api.py"}
             theirs = set(ctx.submit(files_of_the_worker).result(60)) - asking
             for _ in range(40):
                 mine.clear()
@@ -163,7 +163,7 @@ def test_the_core_hears_of_every_lone_task(ctx: hetero.Context) -> None:
         ctx.submit(nop).result(60)
         most = max(most, len(ctx.driver._lone_ended))
     assert 0 < most <= LONE_TASKS
-    machine = ctx.driver.look(lambda core: core)
+    machine = ctx.driver.ask(lambda core: core)
     assert (machine.counts.submitted, machine.counts.committed, machine.tasks) == (300, 300, {})
     assert machine.fleet.states[0].finished == 300
     assert not ctx.driver._lone_ended
@@ -275,7 +275,7 @@ def test_many_threads_hand_in_tasks_one_by_one(ctx: hetero.Context) -> None:
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         assert [len(set(words)) for words in pool.map(one_by_one, range(4))] == [50] * 4
-    counts = ctx.driver.look(lambda core: core.counts)
+    counts = ctx.driver.ask(lambda core: core.counts)
     assert (counts.submitted, counts.committed) == (200, 200)
 
 
@@ -292,7 +292,7 @@ def test_a_question_is_answered_although_events_never_end(monkeypatch: pytest.Mo
 
         monkeypatch.setattr(driver, "_take", take_and_bring_another)
         feeder = threading.Thread(target=lambda: driver._post([EventBatch()]))
-        asker = threading.Thread(target=lambda: driver.look(lambda machine: answered.set()))
+        asker = threading.Thread(target=lambda: driver.ask(lambda machine: answered.set()))
         feeder.start()
         assert feeding.wait(30.0)
         asker.start()

@@ -59,7 +59,7 @@ def test_a_grid_tries_every_point_once_and_finds_the_best(two: hetero.Context) -
     def objective(trial: Trial) -> float:
         return parabola(trial) + (trial["kind"] == "b")
 
-    found = hetero.train.search(objective, space, sampler="grid", devices=two)
+    found = hetero.train.tune(objective, space, sampler="grid", devices=two)
     points = {(trial.params["x"], trial.params["kind"]) for trial in found.trials}
     assert points == {(x, kind) for x in range(4) for kind in "ab"}
     assert len(found.trials) == 8
@@ -67,14 +67,14 @@ def test_a_grid_tries_every_point_once_and_finds_the_best(two: hetero.Context) -
 
 
 def test_the_goal_decides_what_the_best_is(one: hetero.Context) -> None:
-    found = hetero.train.search(parabola, GRID, sampler="grid", goal="maximise", devices=one)
+    found = hetero.train.tune(parabola, GRID, sampler="grid", goal="maximise", devices=one)
     assert found.best.params == {"x": 0}
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
 def test_the_same_seed_tries_the_same_values_on_one_device(one: hetero.Context, sampler: str) -> None:
     first, again, other = (
-        tried(hetero.train.search(in_steps, LINE, trials=5, sampler=sampler, seed=seed, devices=one))
+        tried(hetero.train.tune(in_steps, LINE, trials=5, sampler=sampler, seed=seed, devices=one))
         for seed in (1, 1, 2)
     )
     assert first == again
@@ -82,13 +82,12 @@ def test_the_same_seed_tries_the_same_values_on_one_device(one: hetero.Context, 
 
 
 def test_a_bad_trial_is_pruned_by_what_it_reports(one: hetero.Context) -> None:
-    found = hetero.train.search(in_steps, LINE, trials=12, sampler="random", seed=0, devices=one)
+    found = hetero.train.tune(in_steps, LINE, trials=12, sampler="random", seed=0, devices=one)
     assert found.count("pruned") > 0
     assert found.count("pruned") + found.count("finished") == 12
     assert all(trial.value is not None for trial in found.trials)
     assert (
-        hetero.train.search(in_steps, LINE, trials=12, sampler="random", pruner="none", devices=one).count("pruned")
-        == 0
+        hetero.train.tune(in_steps, LINE, trials=12, sampler="random", pruner="none", devices=one).count("pruned") == 0
     )
 
 
@@ -99,7 +98,7 @@ def test_an_objective_that_hides_its_pruning_is_pruned_all_the_same(one: hetero.
         except Exception:  # noqa: BLE001  as such objectives do
             return -100.0
 
-    found = hetero.train.search(stubborn, LINE, trials=12, sampler="random", seed=0, devices=one)
+    found = hetero.train.tune(stubborn, LINE, trials=12, sampler="random", seed=0, devices=one)
     assert found.count("pruned") > 0
     assert (found.best.value or 0.0) >= 0.0
 
@@ -126,7 +125,7 @@ def test_a_device_that_is_free_more_often_gets_more_trials(tmp_path: Path) -> No
             time.sleep(0.005)
         return parabola(trial)
 
-    found = hetero.train.search(counted, LINE, trials=18, sampler="random", devices="2xcpu")
+    found = hetero.train.tune(counted, LINE, trials=18, sampler="random", devices="2xcpu")
     assert found.by_device["cpu:0"] > found.by_device.get("cpu:1", 0)  # whose trials may be rescued, all of them
     assert sum(found.by_device.values()) == 18
 
@@ -137,7 +136,7 @@ def test_a_trial_that_fails_is_told_and_the_others_go_on(one: hetero.Context) ->
             raise ValueError("not this one")
         return math.nan if trial["x"] == 3 else parabola(trial)
 
-    found = hetero.train.search(moody, GRID, sampler="grid", devices=one)
+    found = hetero.train.tune(moody, GRID, sampler="grid", devices=one)
     problems = {trial.params["x"]: trial.problem for trial in found.trials if trial.state == "failed"}
     assert problems[1] == "ValueError: not this one"
     assert "gave nan; let the objective give a finite number" in problems[3]
@@ -149,7 +148,7 @@ def test_when_the_first_trials_all_fail_the_search_ends_with_their_cause(one: he
         raise KeyError("nope")
 
     with pytest.raises(SearchError, match="every trial failed so far, the first: KeyError: 'nope'") as told:
-        hetero.train.search(broken, LINE, trials=50, devices=one)
+        hetero.train.tune(broken, LINE, trials=50, devices=one)
     assert isinstance(told.value.__cause__, KeyError)
 
 
@@ -162,7 +161,7 @@ def test_a_worker_that_is_killed_has_its_trial_tried_again(tmp_path: Path) -> No
             os.kill(os.getpid(), signal.SIGKILL)
         return parabola(trial)
 
-    found = hetero.train.search(deadly, GRID, sampler="grid", devices="1xcpu")
+    found = hetero.train.tune(deadly, GRID, sampler="grid", devices="1xcpu")
     assert mark.exists()
     assert (found.count("finished"), found.best.params) == (4, {"x": 2})
 
@@ -180,13 +179,13 @@ def test_a_listener_hears_of_starts_values_and_ends(one: hetero.Context) -> None
         def on_trial(self, trial: TrialReport, best: TrialReport | None) -> None:
             heard.append(("trial", trial.number, best is not None))
 
-    hetero.train.search(in_steps, LINE, trials=1, devices=one, listener=Ear())
+    hetero.train.tune(in_steps, LINE, trials=1, devices=one, listener=Ear())
     assert heard == [("start", ["cpu:0"], 0, 1), *(("value", 0, step) for step in range(4)), ("trial", 0, True)]
 
 
 @pytest.mark.usefixtures("no_leaks")
 def test_a_search_gives_back_all_that_it_took(tmp_path: Path) -> None:
-    hetero.train.search(in_steps, LINE, trials=2, devices="1xcpu", storage=tmp_path / "study.sqlite3")
+    hetero.train.tune(in_steps, LINE, trials=2, devices="1xcpu", storage=tmp_path / "study.sqlite3")
 
 
 def test_devices_that_run_no_python_are_refused() -> None:
@@ -194,7 +193,7 @@ def test_devices_that_run_no_python_are_refused() -> None:
         hetero.Context(devices="1xnull", engine="inline", history=False) as ctx,
         pytest.raises(NothingFitsError, match="none of null:0 can run this objective"),
     ):
-        hetero.train.search(parabola, LINE, devices=ctx)
+        hetero.train.tune(parabola, LINE, devices=ctx)
 
 
 # --- the study ---------------------------------------------------------------------------------------------
@@ -304,10 +303,10 @@ def test_a_kill_between_the_two_writes_of_a_retry_doubles_nothing(tmp_path: Path
 
 def test_more_trials_may_be_asked_for_later(tmp_path: Path) -> None:
     path = tmp_path / "study.sqlite3"
-    assert len(hetero.train.search(parabola, LINE, trials=2, devices="1xcpu", storage=path).trials) == 2
-    found = hetero.train.search(parabola, LINE, trials=3, devices="1xcpu", storage=path)
+    assert len(hetero.train.tune(parabola, LINE, trials=2, devices="1xcpu", storage=path).trials) == 2
+    found = hetero.train.tune(parabola, LINE, trials=3, devices="1xcpu", storage=path)
     assert (len(found.trials), found.resumed) == (3, 2)
-    assert hetero.train.search(parabola, LINE, trials=3, devices="no such device", storage=path).best == found.best
+    assert hetero.train.tune(parabola, LINE, trials=3, devices="no such device", storage=path).best == found.best
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ import pytest
 
 import hetero
 from hetero.floor.errors import BadValueError
-from hetero.session import looking
-from hetero.session.looking import RunGoneError, ask, find, open_runs
+from hetero.session.open_runs import RunGoneError, ask, find, open_runs
 
 WAIT_S = 90.0
 
@@ -154,7 +153,7 @@ def test_a_run_goes_on_where_its_folder_cannot_be_written(tmp_path: Path, monkey
     monkeypatch.setenv("HETERO_HOME", str(tmp_path / "file"))
     with hetero.Context(devices="1xcpu", isolation="thread", history=False) as ctx:
         assert ctx.run(len, "abc") == 3
-    assert looking.open_runs() == ()
+    assert open_runs() == ()
 
 
 def test_the_inline_engine_cannot_be_looked_at(home: Path) -> None:

@@ -50,7 +50,7 @@ class Cutting:
     def __call__(self, outputs: Any, targets: Any) -> Any:
         import socket
 
-        from hetero.session.inside import get_current_device
+        from hetero.session.task_api import get_current_device
 
         if self.order.exists() and get_current_device().short == "cpu:1":
             self.order.unlink()

@@ -153,7 +153,7 @@ def test_a_fixed_size_is_kept() -> None:
 def test_batches_given_before_anything_was_known_are_expected_to_end_once_something_is() -> None:
     planner = BatchPlanner({"a": Sizes()})
     for ticket in (1, 2):
-        planner.give("a", ticket, 1, 0.0)
+        planner.assign("a", ticket, 1, 0.0)
     planner.done("a", 1, 1.0, 1.0)
     assert planner.given("a")[0].expected_s == 1.0
     assert planner.ask("a", 5, 1.0) >= 0
@@ -238,8 +238,8 @@ def test_a_batch_that_is_late_goes_to_the_other_device_with_its_last_batch() -> 
 
 def test_what_was_taken_over_is_not_given_to_the_same_device_again() -> None:
     planner = BatchPlanner({"quick": Sizes(), "unknown": Sizes()})
-    planner.give("quick", 1, 1, 0.0)
-    planner.give("unknown", 2, 1, 0.0)
+    planner.assign("quick", 1, 1, 0.0)
+    planner.assign("unknown", 2, 1, 0.0)
     planner.done("quick", 1, 1.0, 1.0)
     assert planner.late("quick", (2,), 3, 1.1) == ()
     assert planner.late("quick", (2,), 3, 2.0) == (2,)
@@ -249,13 +249,13 @@ def test_what_was_taken_over_is_not_given_to_the_same_device_again() -> None:
 
 def test_two_devices_do_not_take_one_batch_from_each_other_without_end() -> None:
     planner = BatchPlanner({name: Sizes(known=[(50, 1e-6)], fixed=50) for name in ("a", "b")})
-    planner.give("a", 1, 50, 0.0)
+    planner.assign("a", 1, 50, 0.0)
     now_s, holder, taker, taken = 1.0, "a", "b", 0
     for ticket in range(1, 20):
         if not planner.late(taker, (ticket,), 50, now_s):
             break
         planner.taken_over(holder, ticket, now_s)
-        planner.give(taker, ticket + 1, 50, now_s)
+        planner.assign(taker, ticket + 1, 50, now_s)
         now_s, holder, taker, taken = now_s + 1.0, taker, holder, taken + 1
     assert taken == 1
 

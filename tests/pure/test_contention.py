@@ -17,7 +17,7 @@ from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.graphs.check import faults
 from hetero.graphs.gantt import gantt
 from hetero.graphs.plan_files import plan_document, plan_of
-from hetero.graphs.planning import POLICIES, Budget, plan_graph
+from hetero.graphs.planning import PLANNER_NAMES, Budget, plan_graph
 from hetero.graphs.whatif import without
 from hetero.model.graph import UNLIMITED_BYTES, GraphDevice, GraphEdge, GraphTask, TaskGraph
 from hetero.model.schedule import Evicted, Placed, Schedule, Sent
@@ -75,7 +75,7 @@ def kept(graph: TaskGraph, policy: str) -> tuple[list[str], str]:
 @given(graphs())
 @settings(max_examples=20, deadline=None)
 def test_every_plan_under_contention_is_confirmed_by_the_checker(graph: TaskGraph) -> None:
-    for policy in POLICIES:
+    for policy in PLANNER_NAMES:
         schedule = planned(graph, policy)
         assert schedule.model == "contention"
         assert faults(graph, schedule) == []
@@ -84,7 +84,7 @@ def test_every_plan_under_contention_is_confirmed_by_the_checker(graph: TaskGrap
 @given(graphs())
 @settings(max_examples=8, deadline=None)
 def test_no_plan_under_contention_is_shorter_than_the_bound_without(graph: TaskGraph) -> None:
-    assert planned(graph).makespan_s >= planned(graph, model="free").lower_bound_s * (1 - 1e-9)
+    assert planned(graph).makespan_s >= planned(graph, transfer_model="free").lower_bound_s * (1 - 1e-9)
 
 
 @given(graphs(most=14, capacities=True))
@@ -135,13 +135,20 @@ def spread(seed: int) -> TaskGraph:
 def test_no_plan_is_longer_than_one_device_or_one_memory_node_or_a_planner_by_name(model: str, budget: Budget) -> None:
     for seed in range(12):
         graph = spread(seed)
-        found = plan_graph(graph, budget=budget, model=model).schedule
+        found = plan_graph(graph, budget=budget, transfer_model=model).schedule
         assert faults(graph, found) == []
-        others = [plan_graph(graph, name, model=model).schedule.makespan_s for name in POLICIES if name != "search"]
+        others = [
+            plan_graph(graph, name, transfer_model=model).schedule.makespan_s
+            for name in PLANNER_NAMES
+            if name != "search"
+        ]
         others += [sum(task.seconds[n] for task in graph.tasks) for n in range(len(graph.devices))]
         for node in graph.topology.nodes:
             alone = without(graph, [d.id for d in graph.devices if d.memory_node != node.id])
-            others += [plan_graph(alone, "heft", model=model).schedule.makespan_s, in_the_order_given(graph, node.id)]
+            others += [
+                plan_graph(alone, "heft", transfer_model=model).schedule.makespan_s,
+                in_the_order_given(graph, node.id),
+            ]
         assert found.makespan_s <= min(others) * (1 + 1e-9), (seed, found.makespan_s, others)
 
 
@@ -293,7 +300,7 @@ def test_an_item_that_two_tasks_read_travels_once() -> None:
 
 def test_two_items_on_one_bus_follow_one_another() -> None:
     graph = dataclasses.replace(PAIR, edges=(GraphEdge("a", "b", 20), GraphEdge("a", "c", 30)))
-    assert [planned(graph, model=model).makespan_s for model in ("contention", "free")] == [9.0, 6.0]
+    assert [planned(graph, transfer_model=model).makespan_s for model in ("contention", "free")] == [9.0, 6.0]
 
 
 SENT = Sent("a", 20, "ram", "vram", 1.0, 4.0)
@@ -331,4 +338,4 @@ def test_a_plan_with_transfers_and_evictions_written_is_the_plan_read() -> None:
 
 def test_a_model_that_is_not_known_is_refused_with_those_that_are() -> None:
     with pytest.raises(BadValueError, match="'contentoin' is not a model of transfers; did you mean 'contention'"):
-        planned(PAIR, model="contentoin")
+        planned(PAIR, transfer_model="contentoin")

@@ -294,7 +294,7 @@ def test_what_lies_ahead_is_the_graph_as_it_was_handed_in_with_what_runs_and_wha
         world.submit(number, Request(on=(device,)))
     world.submit(3, inputs=(1, 1), after=(2, 1))
     world.submit(4, after=(3,))
-    found = lookahead.look()
+    found = lookahead.ahead()
     assert needs(found) == {1: [], 2: [], 3: [(1, 1), (2, 0)], 4: [(3, 0)]}
     assert found.open == 4
     assert found.graph.phase.tolist() == [RUNNING, RUNNING, WAITING, WAITING]
@@ -302,16 +302,16 @@ def test_what_lies_ahead_is_the_graph_as_it_was_handed_in_with_what_runs_and_wha
     assert [(slot, device) for slot, device, _, _ in found.running] == [(0, 0), (1, 1)]
     version = found.version
     world.finish(1, nbytes=50)
-    found = lookahead.look()
+    found = lookahead.ahead()
     assert found.version > version
     assert (found.open, found.graph.phase[0], found.graph.nbytes[0]) == (3, FINISHED, 50)
     assert found.graph.has[:, 0].tolist() == [1, 0, 0, 0]
     version = found.version
     lookahead.over(TaskState(Task(1, "f", "f|", 0.0, (), (), PLAIN)), 0, 9)
     lookahead.over(TaskState(Task(99, "f", "f|", 0.0, (), (), PLAIN)), 0, 9)
-    assert (lookahead.look().version, lookahead.look().open) == (version, 3)
+    assert (lookahead.ahead().version, lookahead.ahead().open) == (version, 3)
     lookahead.over(world.machine.tasks[4], -1, 70)
-    found = lookahead.look()
+    found = lookahead.ahead()
     assert (found.open, found.graph.nbytes[3], found.graph.has[3].tolist()) == (2, 0, [0])
 
 
@@ -327,7 +327,7 @@ def test_the_places_of_tasks_that_are_over_and_not_read_are_given_to_others(monk
         if number < 7 and number != 5:
             world.finish(number)
     world.submit(8, inputs=(7, 100))
-    found = lookahead.look()
+    found = lookahead.ahead()
     assert set(needs(found)) == set(found.ids.tolist()) == set(found.slot_of)
     assert found.open == int((found.graph.phase != FINISHED).sum()) == len(world.machine.tasks)
     assert needs(found)[8] == [(7, 1), (100, 1)]

@@ -583,5 +583,5 @@ def test_an_allocator_uses_whole_pages_only() -> None:
     allocator = Allocator(2 * PAGE + 1, PAGE)
     assert allocator.usage() == NodeUsage(2 * PAGE, 0, 0, 0.0)
     assert (allocator.take(0), allocator.take(PAGE), allocator.take(1)) == (0, PAGE, None)
-    allocator.give(0)
+    allocator.release(0)
     assert allocator.usage() == NodeUsage(2 * PAGE, PAGE, 2 * PAGE, 0.0)

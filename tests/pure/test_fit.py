@@ -13,7 +13,7 @@ from hetero.catalog.load import find_model
 from hetero.floor.errors import BadValueError
 from hetero.model.architecture import ModelSpec
 from hetero.model.quantisation import FORMATS, number_format
-from hetero.model.workload import ENGINES, JOBS, OPTIMISERS, Lora, Sharding, WorkloadSpec
+from hetero.model.workload import ENGINES, JOBS, OPTIMIZERS, Lora, Sharding, WorkloadSpec
 from hetero.plan.sizing.footprint import Room, fit, footprint, fullest_stage, weight_bytes
 
 LLAMA = find_model("Llama-3.1-8B")
@@ -73,20 +73,20 @@ def test_training_and_embedding_keep_no_cache_and_inference_no_activations() -> 
         need = footprint(WorkloadSpec(LLAMA, job=job))
         training = job in ("finetune", "lora", "pretrain")
         assert (need.kv_cache > 0) == (job == "inference")
-        assert (need.activations > 0, need.gradients > 0, need.optimiser > 0) == (training,) * 3
+        assert (need.activations > 0, need.gradients > 0, need.optimizer > 0) == (training,) * 3
 
 
 def test_sixteen_bytes_a_parameter_is_what_mixed_precision_with_adam_comes_to() -> None:
     mixed = WorkloadSpec(LLAMA, job="pretrain", optimizer="adamw-fp32", master_weights=True)
     need = footprint(mixed)
-    assert need.weights + need.gradients + need.optimiser == 16 * PARAMETERS
+    assert need.weights + need.gradients + need.optimizer == 16 * PARAMETERS
     pure = footprint(WorkloadSpec(LLAMA, job="finetune"))
-    assert pure.weights + pure.gradients + pure.optimiser == 8 * PARAMETERS
+    assert pure.weights + pure.gradients + pure.optimizer == 8 * PARAMETERS
 
 
-@pytest.mark.parametrize(("optimiser", "bytes_each"), [("sgd", 0), ("lion", 2), ("adamw", 4), ("adamw-fp32", 8)])
-def test_an_optimiser_keeps_its_moments(optimiser: str, bytes_each: int) -> None:
-    assert footprint(WorkloadSpec(LLAMA, job="finetune", optimizer=optimiser)).optimiser == bytes_each * PARAMETERS
+@pytest.mark.parametrize(("optimizer", "bytes_each"), [("sgd", 0), ("lion", 2), ("adamw", 4), ("adamw-fp32", 8)])
+def test_an_optimizer_keeps_its_moments(optimizer: str, bytes_each: int) -> None:
+    assert footprint(WorkloadSpec(LLAMA, job="finetune", optimizer=optimizer)).optimizer == bytes_each * PARAMETERS
 
 
 def test_adapters_learn_and_the_rest_does_not() -> None:
@@ -95,7 +95,7 @@ def test_adapters_learn_and_the_rest_does_not() -> None:
     need, plain = footprint(everywhere), footprint(WorkloadSpec(LLAMA))
     assert need.weights - plain.weights == 2 * adapters // 2
     assert need.gradients == 2 * adapters // 2
-    assert need.optimiser == 2 * adapters
+    assert need.optimizer == 2 * adapters
 
 
 def test_checkpointing_keeps_the_inputs_of_the_layers() -> None:
@@ -113,12 +113,12 @@ def test_attention_that_is_not_fused_keeps_its_scores() -> None:
 
 
 @pytest.mark.parametrize(
-    ("zero", "split"), [(0, ()), (1, ("optimiser",)), (2, ("optimiser", "gradients")), (3, ("optimiser", "gradients"))]
+    ("zero", "split"), [(0, ()), (1, ("optimizer",)), (2, ("optimizer", "gradients")), (3, ("optimizer", "gradients"))]
 )
-def test_zero_splits_optimiser_then_gradients_then_weights(zero: int, split: tuple[str, ...]) -> None:
+def test_zero_splits_optimizer_then_gradients_then_weights(zero: int, split: tuple[str, ...]) -> None:
     work = WorkloadSpec(LLAMA, job="finetune")
     alone, spread = footprint(work), footprint(work, Sharding(data=8, zero=zero))
-    for name in ("optimiser", "gradients"):
+    for name in ("optimizer", "gradients"):
         assert getattr(spread, name) == getattr(alone, name) // (8 if name in split else 1)
     assert spread.weights == alone.weights // (8 if zero == 3 else 1)
     assert (spread.buffers > alone.buffers) == (zero == 3)
@@ -186,7 +186,7 @@ WORKLOADS = st.builds(
     batch=st.integers(1, 64),
     context=st.integers(1, 16384),
     framework=st.sampled_from(list(ENGINES)),
-    optimizer=st.sampled_from(list(OPTIMISERS)),
+    optimizer=st.sampled_from(list(OPTIMIZERS)),
     master_weights=st.booleans(),
     checkpointing=st.booleans(),
     flash=st.booleans(),

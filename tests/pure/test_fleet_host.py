@@ -10,8 +10,8 @@ from hetero.backends import host
 from hetero.backends.nvidia import GpuReading, NvLink, links_of, pcie_bytes_per_s, status_of
 from hetero.backends.portable import found_from
 from hetero.model.device import DeviceStatus
+from hetero.session.disk_cache import DiskCache
 from hetero.session.fleet import _remembered
-from hetero.session.kept import Kept
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -127,7 +127,7 @@ def test_through_a_switch_every_pair_is_linked_and_each_gpu_shares_its_own_links
 @pytest.mark.parametrize("damage", ["{", "[]", "3", "\udcff", ""])
 def test_a_damaged_memory_is_as_good_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
     monkeypatch.setenv("HETERO_HOME", str(tmp_path))
-    kept = Kept("probes.json")
+    kept = DiskCache("probes.json")
     assert kept.read() == {}
     kept.path.write_text(damage, errors="surrogateescape")
     assert kept.read() == {}
@@ -140,8 +140,8 @@ def test_a_damaged_memory_is_as_good_as_none(tmp_path: Path, monkeypatch: pytest
 def test_a_home_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HETERO_HOME", str(tmp_path / "file" / "home"))
-    Kept("probes.json").update({"a": 1})
-    assert Kept("probes.json").read() == {}
+    DiskCache("probes.json").update({"a": 1})
+    assert DiskCache("probes.json").read() == {}
 
 
 @pytest.mark.parametrize("entry", [3, {}, {"key": "x"}, {"key": "x", "answered": True, "at_s": 0, "found": [{}]}, None])

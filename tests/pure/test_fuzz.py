@@ -18,7 +18,7 @@ from hetero.batch.sinks import MANIFEST, JsonLinesSink
 from hetero.engines.ray.node import Node, read_node
 from hetero.floor.errors import BadValueError, FileError, HeteroError
 from hetero.recipes.saved_models import read_pictures
-from hetero.session.published import read_descriptor
+from hetero.session.run_server import read_descriptor
 from tests.fuzz import fuzz, mutated
 from tests.fuzz_formats import FORMATS, Format
 

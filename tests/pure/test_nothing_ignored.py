@@ -262,6 +262,10 @@ def test_a_number_of_a_switch_is_written_in_plain_digits(monkeypatch: pytest.Mon
 
 def test_names_of_the_last_version_work_in_python_and_warn() -> None:
     from hetero.advise.fit import does_it_fit
+    from hetero.graphs.planning import plan_graph
+    from hetero.model.graph import TaskGraph
+    from hetero.model.topology import Topology
+    from hetero.plan.sizing.footprint import Footprint
 
     with pytest.warns(DeprecationWarning, match=r"Workload\(engine=\) is deprecated: write framework="):
         work = hetero.plan.Workload("Llama-3.1-8B", engine="vllm", context=1024)
@@ -274,6 +278,17 @@ def test_names_of_the_last_version_work_in_python_and_warn() -> None:
         assert [one.device for one in hetero.plan.match("Llama-3.1-8B", fleet="H100-SXM")] == ["H100-SXM"]
     with pytest.warns(DeprecationWarning, match=r"training_time\(batch=\) is deprecated: write global_batch="):
         assert hetero.plan.training_time(100, [1.0], batch=10).steps == 10
+    with pytest.warns(DeprecationWarning, match=r"plan_graph\(policy=\) is deprecated: write planner="):
+        assert plan_graph(TaskGraph((), Topology(), (), ()), policy="heft").schedule.policy == "heft"
+    with pytest.warns(DeprecationWarning, match="hetero.train.search is now hetero.train.tune") as warned:
+        assert hetero.train.search is hetero.train.tune
+    assert warned[0].filename == __file__
+    pool = hetero.cluster.Pool("1xnull")
+    with pytest.warns(DeprecationWarning, match="Pool.look is now Pool.get") as warned:
+        assert pool.look(pool.ask(count=1).number).devices == ("h0/null:0",)
+    assert warned[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match="Footprint.optimiser is now Footprint.optimizer"):
+        assert Footprint(optimizer=3).optimiser == 3
     with pytest.warns(DeprecationWarning, match=r"map_batches\(out=\) is deprecated: write output="):
         refused(lambda: hetero.batch.map_batches(f, [1], out=3), "output=3 takes no results")
     refused(lambda: hetero.plan.Workload("T4", engine="vllm", framework="vllm"), "both engine= and framework=")
@@ -282,7 +297,7 @@ def test_names_of_the_last_version_work_in_python_and_warn() -> None:
 def test_keys_of_the_last_version_work_in_recipes_and_warn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from hetero.batch.recipe import read_batch_recipe
     from hetero.cli.plan_choose import read_workload
-    from hetero.recipes.search import read_search
+    from hetero.recipes.tune import read_search
 
     (tmp_path / "job.yaml").write_text("function: os:getcwd\nsource: [1, 2]\nout: folder\n")
     assert read_batch_recipe(tmp_path / "job.yaml").keywords == {"output": "folder"}

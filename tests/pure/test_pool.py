@@ -31,9 +31,9 @@ class PoolMachine(RuleBasedStateMachine):
         return offset
 
     @rule(offset=consumes(blocks))
-    def give(self, offset: int | None) -> None:
+    def free(self, offset: int | None) -> None:
         if offset is not None:
-            self.pool.give(offset)
+            self.pool.release(offset)
             del self.sizes[offset]
 
     @invariant()
@@ -63,7 +63,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for offset in list(self.sizes):
-            self.pool.give(offset)
+            self.pool.release(offset)
         assert self.pool.free() == {0: PAGES * PAGE}
 
 
@@ -79,8 +79,8 @@ def test_two_neighbours_given_back_serve_one_larger_block() -> None:
     pool = Allocator(4 * PAGE, PAGE)
     offsets = [pool.take(PAGE) for _ in range(4)]
     assert offsets == [0, PAGE, 2 * PAGE, 3 * PAGE]
-    pool.give(PAGE)
-    pool.give(2 * PAGE)
+    pool.release(PAGE)
+    pool.release(2 * PAGE)
     assert pool.take(2 * PAGE) == PAGE
 
 
@@ -89,10 +89,10 @@ def test_the_work_of_the_pool_grows_slower_than_its_blocks() -> None:
     offsets = [pool.take(PAGE) for _ in range(20_000)]
     for offset in offsets[::2]:
         assert offset is not None
-        pool.give(offset)
+        pool.release(offset)
     assert len(pool.free()) == 10_000
     assert pool.usage().fragmentation_frac > 0.99
     for offset in offsets[1::2]:
         assert offset is not None
-        pool.give(offset)
+        pool.release(offset)
     assert pool.free() == {0: 20_000 * PAGE}

@@ -118,7 +118,7 @@ def nested(told: Told) -> SimResult:
 
 def planned_tiles(told: Told) -> SimResult:
     graph = test_lookahead.cholesky(6, 10 * test_lookahead.TILE)
-    guide = guide_of(graph, plan_graph(graph, "heft", Budget(iterations=1), model="free").schedule)
+    guide = guide_of(graph, plan_graph(graph, "heft", Budget(iterations=1), transfer_model="free").schedule)
     for noise, seed in ((0.0, 0), (0.3, 1)):
         result = run_graph(graph, Planned(guide, ahead_s=0.0), noise=noise, seed=seed)
         for decision in result.decisions:

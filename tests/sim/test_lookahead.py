@@ -69,7 +69,7 @@ def tight() -> list[tuple[int, int, float, float]]:
     found = []
     for capacity in (10, 20):
         graph = cholesky(8, capacity * TILE)
-        guide = guide_of(graph, plan_graph(graph, "heft", Budget(iterations=1), model="free").schedule)
+        guide = guide_of(graph, plan_graph(graph, "heft", Budget(iterations=1), transfer_model="free").schedule)
         for noise, seed in ((0.0, 0), (0.3, 0), (0.3, 1), (0.3, 2)):
             told = run_graph(graph, Planned(guide, ahead_s=0.0), noise=noise, seed=seed)
             alone = run_graph(graph, Silent(guide, ahead_s=0.0), noise=noise, seed=seed)

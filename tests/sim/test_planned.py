@@ -117,7 +117,7 @@ def test_a_graph_is_planned_only_for_the_policy_that_follows_a_plan_or_where_ite
     assert try_out(graph).plan is not None
     assert asked == [3, 20]
     with pytest.raises(BadValueError, match="'fre' is not a model of transfers; did you mean 'free'"):
-        try_out(graph, "eft", model="fre")
+        try_out(graph, "eft", transfer_model="fre")
 
 
 def test_tasks_that_only_the_lost_device_could_run_fail_with_the_reason() -> None:
@@ -164,7 +164,7 @@ def test_slots_of_tasks_that_are_over_are_given_up() -> None:
     assert len(found.commits) == 9000
     assert found.machine is not None
     assert found.machine.placer.lookahead is not None
-    assert len(found.machine.placer.lookahead.look().ids) < 5000
+    assert len(found.machine.placer.lookahead.ahead().ids) < 5000
 
 
 @pytest.mark.parametrize("error", [0.05, 0.3, 1.0])

@@ -20,7 +20,7 @@ from hetero.model.architecture import ModelSpec
 from hetero.model.workload import Sharding, WorkloadSpec
 from hetero.plan.sizing import ideal_work
 from hetero.plan.sizing.efficiency import Efficiency, MeasuredRun, learn
-from hetero.session.kept import Kept
+from hetero.session.disk_cache import DiskCache
 
 __all__ = ["MINI", "Timed", "keep_table", "keep_timed", "kept_entries", "known_of", "tables"]
 
@@ -96,18 +96,18 @@ def keep_table(path: Path) -> tuple[list[Measurement], list[str]]:
         The file cannot be read, lacks a column, or has no row that could be read.
     """
     found, unread = read_known_rows(path)
-    Kept(FILE).update({f"table {path.name}": [dict(row) for row in read_table(path)]})
+    DiskCache(FILE).update({f"table {path.name}": [dict(row) for row in read_table(path)]})
     return found, unread
 
 
 def keep_timed(timed: Timed) -> None:
     """Keep what was timed on a device of this host."""
-    Kept(FILE).update({f"here {timed.device}": asdict(timed)})
+    DiskCache(FILE).update({f"here {timed.device}": asdict(timed)})
 
 
 def _state() -> tuple[str, int]:
     """Return the file and when it was written last, 0 where it is absent: the key of what was read of it."""
-    path = Kept(FILE).path
+    path = DiskCache(FILE).path
     try:
         return str(path), path.stat().st_mtime_ns
     except OSError:
@@ -121,7 +121,7 @@ def kept_entries() -> Mapping[str, Any]:
 
 @lru_cache(maxsize=4)
 def _entries(state: tuple[str, int]) -> Mapping[str, Any]:
-    return Kept(FILE).read() if state[1] else {}
+    return DiskCache(FILE).read() if state[1] else {}
 
 
 def tables() -> Sequence[Measurement]:

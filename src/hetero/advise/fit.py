@@ -36,7 +36,7 @@ _MEANING = {
     "kv_cache": "KV cache",
     "activations": "activations kept for the backward pass",
     "gradients": "gradients",
-    "optimiser": "optimiser",
+    "optimizer": "optimizer",
     "buffers": "buffers of one pass",
     "reserve": "driver and libraries",
 }

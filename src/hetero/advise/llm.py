@@ -204,7 +204,7 @@ class LayerPlacement:
     def as_dict(self) -> dict[str, Any]:
         """Return what a program would read."""
         return {
-            "engine": self.engine,
+            "framework": self.engine,
             "layers": {} if self.shared else {device.name: count for device, count in self.used},
             "tensor_parallel": [device.name for device in self.shared],
             "seconds": self.seconds,

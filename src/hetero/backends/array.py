@@ -97,7 +97,7 @@ class ByteBudget:
             )
         self.used_bytes += nbytes
 
-    def give(self, nbytes: int) -> None:
+    def free(self, nbytes: int) -> None:
         """Count an array that went away."""
         self.used_bytes -= nbytes
 

@@ -117,7 +117,7 @@ class OpenclBackend(Backend):
     def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
         array = DeviceArray(self, None, shape, dtype)
         self._budget.take(array.nbytes)
-        weakref.finalize(array, self._budget.give, array.nbytes)
+        weakref.finalize(array, self._budget.free, array.nbytes)
         array.handle = self._cl.Buffer(self._context, self._cl.mem_flags.READ_WRITE, max(array.nbytes, 1))
         return array
 

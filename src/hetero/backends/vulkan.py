@@ -143,7 +143,7 @@ class VulkanBackend(Backend):
     def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
         array = DeviceArray(self, None, shape, dtype)
         self._budget.take(array.nbytes)
-        weakref.finalize(array, self._budget.give, array.nbytes)
+        weakref.finalize(array, self._budget.free, array.nbytes)
         usage = self._wgpu.BufferUsage
         flags = usage.STORAGE | usage.COPY_SRC | usage.COPY_DST
         array.handle = self._gpu.create_buffer(size=_padded(array.nbytes), usage=flags)

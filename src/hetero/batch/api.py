@@ -32,8 +32,8 @@ from hetero.floor.files import local_path
 from hetero.model.device import Device
 from hetero.plan.batch.size_tuning import Sizes
 from hetero.plan.batch.stages import StagePlanner
+from hetero.session.disk_cache import digest
 from hetero.session.identity import value_identity
-from hetero.session.kept import digest
 from hetero.session.options import Fleet, lent_or_opened
 from hetero.session.tasks import task
 

@@ -153,7 +153,7 @@ class OtherUsers:
     """
 
     def __init__(self, look: Callable[[], HostLoad] = host_load, now_s: Callable[[], float] = monotonic_s) -> None:
-        self._look, self._now_s = look, now_s
+        self._load, self._now_s = look, now_s
         self._last: HostLoad | None = None
         self._left_frac = 1.0
 
@@ -161,9 +161,9 @@ class OtherUsers:
         """Return the share, from 0.1 to 1, as it was in the last second or more; 1 at the first call."""
         now_s, last = self._now_s(), self._last
         if last is None:
-            self._last = self._look()
+            self._last = self._load()
         elif now_s - last.at_s >= _LOOK_S:
-            load = self._look()
+            load = self._load()
             others_s = max(0.0, load.busy_s - last.busy_s - (load.own_s - last.own_s))
             self._left_frac = max(_LEAST_FRAC, 1.0 - others_s / ((load.at_s - last.at_s) * load.cores))
             self._last = load

@@ -63,7 +63,7 @@ class EnergyMeter:
             return self._joules + (now_s - self._at_s) * self._watts
         before_w = self._watts
         if self.origin == "measured":
-            self._watts = self._told_by_itself() or before_w
+            self._watts = self._status_w() or before_w
         self._joules += (now_s - self._at_s) * 0.5 * (before_w + self._watts)
         self._at_s = now_s
         return self._joules
@@ -74,7 +74,7 @@ class EnergyMeter:
             return told_w, "told"
         if self._device.is_host and self._packages.readable:
             return 0.0, "counted"
-        measured_w = self._told_by_itself()
+        measured_w = self._status_w()
         if measured_w is not None:
             return measured_w, "measured"
         try:
@@ -83,7 +83,7 @@ class EnergyMeter:
             catalogued_w = None
         return (0.0, "") if catalogued_w is None else (catalogued_w, "catalog")
 
-    def _told_by_itself(self) -> float | None:
+    def _status_w(self) -> float | None:
         return status([self._device], sample_s=0.0)[0].power_w
 
 

@@ -48,10 +48,10 @@ class BatchProgress:
 
     def _show(self) -> None:
         while not self._closing.wait(_LOOK_S if self._live else _LINE_S):
-            self._tell("" if self._live else "\n")
-        self._tell("\n")
+            self._write("" if self._live else "\n")
+        self._write("\n")
 
-    def _tell(self, end: str) -> None:
+    def _write(self, end: str) -> None:
         begin = "\r\x1b[K" if self._live else ""
         sys.stderr.write(f"{begin}hetero: {progress_line(self._run)}{end}")
         sys.stderr.flush()

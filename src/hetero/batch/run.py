@@ -264,7 +264,7 @@ class BatchRun:
     def _submit(self, name: str, ticket: int) -> None:
         pending = self._pending[ticket]
         now_s = monotonic_s()
-        self._give(name, ticket, pending, now_s)
+        self._assign(name, ticket, pending, now_s)
         try:
             records = packed(pending.batch.records)
             future = self.ctx.submit(self._tasks[name], self._works[pending.step], records, pending.batch.begin)
@@ -276,8 +276,8 @@ class BatchRun:
         self.statistics[name].again += pending.suspected
         future.add_done_callback(lambda _: self._inbox.put((ticket, name, monotonic_s())))
 
-    def _give(self, name: str, ticket: int, pending: InFlightBatch, now_s: float) -> None:
-        self.planner.give(name, ticket, pending.batch.cost, now_s)
+    def _assign(self, name: str, ticket: int, pending: InFlightBatch, now_s: float) -> None:
+        self.planner.assign(name, ticket, pending.batch.cost, now_s)
 
     # --- taking news ---------------------------------------------------------------------------------------
 
@@ -493,8 +493,8 @@ class StagedRun(BatchRun):
     def _allowed(self, name: str, pending: InFlightBatch) -> bool:
         return self.planner.may(name, pending.step)
 
-    def _give(self, name: str, ticket: int, pending: InFlightBatch, now_s: float) -> None:
-        self.planner.give(name, ticket, pending.step, pending.batch.cost)
+    def _assign(self, name: str, ticket: int, pending: InFlightBatch, now_s: float) -> None:
+        self.planner.assign(name, ticket, pending.step, pending.batch.cost)
 
     def _too_large(self, name: str, pending: InFlightBatch) -> None:
         self.planner.sizes_at(name, pending.step).too_large(pending.batch.cost)

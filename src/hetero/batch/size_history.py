@@ -11,7 +11,7 @@ from typing import Any
 
 from hetero.model.device import Device
 from hetero.plan.batch.size_tuning import Sizes
-from hetero.session.kept import Kept, digest
+from hetero.session.disk_cache import DiskCache, digest
 
 __all__ = ["FILE", "keep", "known_sizes"]
 
@@ -21,7 +21,7 @@ FILE = "batches.json"
 
 def known_sizes(function: str, device: Device, fixed: int | None) -> Sizes:
     """Return the sizes of a device, as far as earlier runs of this function learned them."""
-    entry = _entry(Kept(FILE).read().get(_key(function, device)))
+    entry = _entry(DiskCache(FILE).read().get(_key(function, device)))
     limit = entry.get("limit")
     return Sizes(fixed, math.inf if limit is None else limit, [(size, seconds) for size, seconds in entry["points"]])
 
@@ -35,7 +35,7 @@ def keep(function: str, sizes: Mapping[Device, Sizes]) -> None:
             limit = None if math.isinf(each.limit) else each.limit
             found[_key(function, device)] = {"points": points, "limit": limit}
     if found:
-        Kept(FILE).update(found)
+        DiskCache(FILE).update(found)
 
 
 def _key(function: str, device: Device) -> str:

@@ -97,7 +97,7 @@ def run_batch(work: PackedProgram, records: object, begin: int) -> Done:
     ----------
     begin : number of the first item
     """
-    from hetero.session.inside import get_current_device
+    from hetero.session.task_api import get_current_device
 
     device = get_current_device()
     kept = _kept.setdefault(device.id, {})

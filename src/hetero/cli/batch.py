@@ -49,14 +49,14 @@ def batch(
     if json:
         print_json({"value": _plain(outcome.value), **outcome.as_dict()})
     else:
-        _tell(outcome)
+        _print(outcome)
 
 
 def _plain(value: object) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _tell(outcome: BatchOutcome) -> None:
+def _print(outcome: BatchOutcome) -> None:
     from rich.table import Table
 
     say = console()

@@ -63,7 +63,7 @@ def _here(exchange: bool, quiet: bool) -> dict[str, object]:
         keep_timed(timed)
         said["devices"].append(asdict(timed))
         if not quiet:
-            say(_told(timed))
+            say(_line(timed))
     if exchange:
         summed = measure_exchange(2)
         said["exchange"] = asdict(summed)
@@ -72,7 +72,7 @@ def _here(exchange: bool, quiet: bool) -> dict[str, object]:
     return said
 
 
-def _told(timed: Timed) -> str:
+def _line(timed: Timed) -> str:
     from hetero.floor.units import format_rate, format_seconds
 
     parts = [

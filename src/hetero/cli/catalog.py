@@ -177,12 +177,12 @@ def _show_device(spec: DeviceSpec) -> None:
         printed = sources()[source].printed[f"{spec.name}.{key}"] if source else ""
         table.add_row(key, _NONE if value is None else _shown(key, value), source, printed)
     out.print(table)
-    _tell("accumulate", ", ".join(f"{name} in {how}" for name, how in spec.accumulate.items()))
-    _tell("capabilities", ", ".join(spec.capabilities))
-    _tell("used for", ", ".join(spec.uses))
-    _tell("price hints of", ", ".join(price.month or "no stated month" for price in spec.prices))
-    _tell("note", spec.note)
-    _tell("differs", spec.explains)
+    _print("accumulate", ", ".join(f"{name} in {how}" for name, how in spec.accumulate.items()))
+    _print("capabilities", ", ".join(spec.capabilities))
+    _print("used for", ", ".join(spec.uses))
+    _print("price hints of", ", ".join(price.month or "no stated month" for price in spec.prices))
+    _print("note", spec.note)
+    _print("differs", spec.explains)
     _show_pod(spec)
     for source in dict.fromkeys(spec.sources.values()):
         row = sources()[source]
@@ -199,7 +199,7 @@ def _shown(key: str, value: Any) -> str:
     return str(value)
 
 
-def _tell(what: str, words: str) -> None:
+def _print(what: str, words: str) -> None:
     if words:
         console().print(f"{what}: {words}")
 

@@ -73,12 +73,12 @@ def start(
         print_json({"head": head, **facts})
         sys.stdout.flush()
     else:
-        _tell(node, head, file)
+        _print(node, head, file)
     if block:
         _stay(node)
 
 
-def _tell(node: Node, head: bool, file: Path | None) -> None:
+def _print(node: Node, head: bool, file: Path | None) -> None:
     say(f"{'head' if head else 'member'} of the cluster {node.address}, as {node.host}")
     if head:
         say(f"token: {file}")

@@ -48,10 +48,10 @@ def compress(
     if json:
         print_json({"model": str(model), "output": str(target), **made.as_dict()})
     else:
-        _tell(made, target)
+        _print(made, target)
 
 
-def _tell(made: Compressed, target: Path) -> None:
+def _print(made: Compressed, target: Path) -> None:
     from rich.table import Table
 
     out, before, after = console(), made.before, made.after

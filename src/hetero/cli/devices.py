@@ -68,11 +68,11 @@ def _configured(line: str | None, config: Path | None, set_: list[str], notes: l
     wanted = load(config, set=[*set_, *([] if line is None else [as_setting("devices", line)])])
     with reached(wanted) as cluster:
         found = devices_of(cluster, wanted, notes)
-        notes += [_told(link) for link in network_links(cluster)]
+        notes += [_link_line(link) for link in network_links(cluster)]
     return found
 
 
-def _told(link: Link) -> str:
+def _link_line(link: Link) -> str:
     return (
         f"{link.src.partition('/')[0]} to {link.dst.partition('/')[0]}: "
         f"{link.bandwidth_bytes_per_s / 1e6:.0f} MB/s, {link.latency_s * 1e3:.1f} ms"

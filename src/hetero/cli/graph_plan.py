@@ -61,13 +61,13 @@ def plan(
 
 
 def _planned(
-    graph: TaskGraph, planner: str, limit_s: float, iterations: int | None, seed: int | None, model: str
+    graph: TaskGraph, planner: str, limit_s: float, iterations: int | None, seed: int | None, transfer_model: str
 ) -> PlannedGraph:
     from hetero.floor import settings
     from hetero.graphs.planning import Budget, plan_graph
 
     chosen = settings.seed() if seed is None else seed
-    return plan_graph(graph, planner, Budget(limit_s, iterations), chosen, model=model)
+    return plan_graph(graph, planner, Budget(limit_s, iterations), chosen, transfer_model=transfer_model)
 
 
 def _write(schedule: Schedule, out: Path) -> None:

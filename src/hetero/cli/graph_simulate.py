@@ -55,7 +55,14 @@ def simulate(
     losses = losses_of(read, fail or ())
     first = settings.seed() if seed is None else seed
     trials = try_out(
-        read, policy, noise=noise, losses=losses, draws=draws, seed=first, iterations=iterations, model=transfer_model
+        read,
+        policy,
+        noise=noise,
+        losses=losses,
+        draws=draws,
+        seed=first,
+        iterations=iterations,
+        transfer_model=transfer_model,
     )
     print_json(trials.as_dict()) if json else _print(trials)
     if trials.failed:

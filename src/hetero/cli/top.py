@@ -18,7 +18,7 @@ from hetero.floor.clock import sleep
 from hetero.floor.errors import BadValueError
 
 if TYPE_CHECKING:
-    from hetero.session.looking import OpenRun
+    from hetero.session.open_runs import OpenRun
     from hetero.session.snapshot import Snapshot
 
 __all__ = ["top"]
@@ -39,7 +39,7 @@ def top(
     A run is a program with an open hetero.Context, of the same user on this machine. Ctrl-C ends the view
     and not the run.
     """
-    from hetero.session.looking import find, open_runs
+    from hetero.session.open_runs import find, open_runs
 
     if once or json:
         refuse_unused(context, ("name", "once", "json"), f"with {'--once' if once else '--json'}")
@@ -50,7 +50,7 @@ def top(
     if len(chosen) != 1 or chosen[0].user:
         _list(chosen, json)
     elif json:
-        _tell(chosen[0])
+        _print_json(chosen[0])
     elif once or not sys.stdout.isatty():
         _show_once(chosen[0])
     else:
@@ -68,9 +68,9 @@ def _list(runs: tuple[OpenRun, ...], json: bool) -> None:
         console().print(runs_table(runs))
 
 
-def _tell(run: OpenRun) -> None:
+def _print_json(run: OpenRun) -> None:
     from hetero.cli.top_view import rates
-    from hetero.session.looking import ask
+    from hetero.session.open_runs import ask
 
     now = ask(run)
     flow = rates(now)
@@ -80,7 +80,7 @@ def _tell(run: OpenRun) -> None:
 
 def _show_once(run: OpenRun) -> None:
     from hetero.cli.top_view import picture, rates
-    from hetero.session.looking import ask
+    from hetero.session.open_runs import ask
 
     now = ask(run)
     out = console()
@@ -92,7 +92,7 @@ def _show_live(run: OpenRun, interval_s: float) -> None:
     from rich.live import Live
 
     from hetero.cli.top_view import picture, rates
-    from hetero.session.looking import RunGoneError, ask
+    from hetero.session.open_runs import RunGoneError, ask
 
     out = console()
     seen = [ask(run)]

@@ -19,7 +19,7 @@ from hetero.floor.units import format_bytes, format_rate, format_seconds
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from hetero.session.looking import OpenRun
+    from hetero.session.open_runs import OpenRun
     from hetero.session.snapshot import DeviceNow, NodeNow, Snapshot
 
 __all__ = ["SnapshotRates", "picture", "rates", "runs_table"]

@@ -20,7 +20,7 @@ from hetero.floor.errors import ExitCode
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hetero.recipes.search import SearchOutcome
+    from hetero.recipes.tune import SearchOutcome
     from hetero.tune.values import TrialReport
 
 __all__ = ["tune"]
@@ -29,13 +29,13 @@ _SHOWN = 12
 
 
 def tune(
-    recipe: Annotated[Path, typer.Argument(help="Recipe with ranges, like examples/search.yaml.")],
+    recipe: Annotated[Path, typer.Argument(help="Recipe with ranges, like examples/tune.yaml.")],
     devices: Devices = None,
     set_: Settings = None,
     json: AsJson = False,
 ) -> None:
     """Search for the best values of a recipe or a function; run anew, it goes on with what was stopped."""
-    from hetero.recipes.search import carry_out_search, read_search
+    from hetero.recipes.tune import carry_out_search, read_search
     from hetero.tune.values import SearchListener
 
     wanted = read_search(recipe, set_ or [])

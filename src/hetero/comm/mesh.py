@@ -181,7 +181,7 @@ def run_steps(mesh: Mesh, steps: Sequence[Step], row: TensorRow, words: str, op:
             for key, events in ready:
                 run.handle(key.data, events)
             if not ready:
-                run.look()
+                run.poll()
             now_s = clock.monotonic_s()
             if run.moved:
                 run.moved, moved_s = False, now_s
@@ -258,7 +258,7 @@ class _Run:
             raise GroupBrokenError(f"rank {peer.rank} is gone: {error}", rank=peer.rank) from error
         self._watch(peer)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take in what is too little to be told of."""
         for peer in self._peers.values():
             self.handle(peer, selectors.EVENT_READ)

@@ -28,7 +28,7 @@ def story(state: TaskState) -> str:
     return f"task {state.task.id} ({state.task.name}): {told}, dependents={dependents}, {state.task}"
 
 
-def _told(device: DeviceState) -> str:
+def _story(device: DeviceState) -> str:
     placed = [state.task.id for state in device.placed]
     waiting = [state.task.id for state in device.suspended]
     return (
@@ -161,7 +161,7 @@ def _check_nested(machine: Machine) -> None:
 
 
 def _check_device(machine: Machine, device: DeviceState) -> None:
-    fleet, index, told = machine.fleet, device.index, _told(device)
+    fleet, index, told = machine.fleet, device.index, _story(device)
     batches = Counter(id(batch) for _, batch in device.sent.values())
     assert device.batches == len(batches) <= 3, f"{len(batches)} batches out: {told}"
     for _, batch in device.sent.values():
@@ -183,7 +183,7 @@ def _check_held(machine: Machine, device: DeviceState) -> None:
     """Check that a device that is held gets nothing else, and that a task that runs there is alone."""
     if not device.held_by:
         return
-    group, told = machine.tasks.get(device.held_by), _told(device)
+    group, told = machine.tasks.get(device.held_by), _story(device)
     assert group is not None, f"held by a task that is over: {told}"
     assert group.devices, f"held by a task that holds nothing: {told}; {story(group)}"
     assert not device.placed, f"held, and tasks wait there: {told}"

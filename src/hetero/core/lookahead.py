@@ -188,7 +188,7 @@ class Lookahead:
         """Return the task of each slot by its id, and its phase."""
         return self._columns["ids"][: self._count], self._columns["phase"][: self._count]
 
-    def look(self) -> Ahead:
+    def ahead(self) -> Ahead:
         """Return what lies ahead, as it is now; the arrays are the lookahead's own and change with it."""
         if len(self._node_of) != len(self._fleet.states):
             self._measure()

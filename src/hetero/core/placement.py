@@ -220,7 +220,7 @@ class Placer:
         if self._fleet.own_nodes:
             view.best_device = self.best_device.start_round()
         if self.lookahead is not None:
-            view.ahead = self.lookahead.look()
+            view.ahead = self.lookahead.ahead()
         shown = ReadyTasks(self.view.show, list(window.values()))
         proposals, self.memory = self.policy.propose(view, shown, self.memory)
         before, sent = self.ready.count, len(commands)

@@ -253,7 +253,7 @@ class Quarantine:
         suspect.out.pop(state.task.id, None)
         if well:
             suspect.ended_well(state)
-        self._look(suspect)
+        self._check(suspect)
 
     def hold_back(self, state: TaskState) -> bool:
         """Hold a ready task back where its class is and it was not let go; return whether it is."""
@@ -261,7 +261,7 @@ class Quarantine:
         if suspect is None or not suspect.narrow or state.task.id in suspect.out:
             return False
         suspect.hold(state)
-        self._look(suspect)
+        self._check(suspect)
         return True
 
     def stuck(self) -> None:
@@ -279,7 +279,7 @@ class Quarantine:
             suspect.held.pop(state.task.id, None)
             suspect.retries.pop(state.task.id, None)
 
-    def _look(self, suspect: Suspect) -> None:
+    def _check(self, suspect: Suspect) -> None:
         if suspect.held or suspect.retries:
             self.due.append(suspect)
 

@@ -197,7 +197,7 @@ class Replicas:
                 for parent in entry.parents:
                     self.items[parent].heirs += 1
         if producer is not None:
-            self._give_back(producer)
+            self._unreserve(producer)
         entry.awaited = False
         commands: list[Command] = []
         if node not in entry.valid and node not in entry.arriving:
@@ -218,7 +218,7 @@ class Replicas:
         entry.travel = None
         self._on.setdefault(node, {})[entry.id] = entry
 
-    def _give_back(self, state: TaskState) -> None:
+    def _unreserve(self, state: TaskState) -> None:
         """Release what was reserved for a task's own use."""
         if state.reserved_bytes:
             self.used[state.node] -= state.reserved_bytes
@@ -348,7 +348,7 @@ class Replicas:
         """Undo a placement: unpin the inputs and give back the reservation."""
         if not state.node:
             return []
-        self._give_back(state)
+        self._unreserve(state)
         node, state.node, state.missing = state.node, "", 0
         commands: list[Command] = []
         for item in dict.fromkeys(state.task.inputs):

@@ -239,13 +239,13 @@ def follow_threads() -> None:
         frame = current()
         came = getattr(_local, "came", None) if frame is None else (_local.__dict__, _which(frame))
         if came is not None and not thread.name.startswith("hetero"):
-            _give(thread, came)
+            _inherit(thread, came)
         start(thread)
 
     setattr(threading.Thread, "start", start_followed)  # noqa: B010  for mypy it is not to be assigned
 
 
-def _give(thread: threading.Thread, came: _Came) -> None:
+def _inherit(thread: threading.Thread, came: _Came) -> None:
     """Have a thread remember first of all where it comes from."""
     run = thread.run
 

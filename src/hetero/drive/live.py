@@ -108,7 +108,7 @@ class Driver(Loop):
         self.devices = (*self.devices, *devices)
         now_s = self._clock.now_s()
         self._post([DeviceAdded(now_s, device) for device in devices])
-        self.look(lambda machine: self.engine.add(devices))
+        self.ask(lambda machine: self.engine.add(devices))
 
     def submit(self, task: Task, call: Call, sink: Sink | None = None) -> None:
         """Submit a task.
@@ -222,7 +222,7 @@ class Driver(Loop):
 
     def explain(self, signature: str, size: float, request: Request) -> list[Explanation]:
         """Return for each device what is expected of it for a task, or why it cannot run it."""
-        obstacles, estimates = self.look(
+        obstacles, estimates = self.ask(
             lambda machine: (machine.obstacles(signature, request), machine.estimates(signature, size))
         )
         return [
@@ -248,9 +248,9 @@ class Driver(Loop):
 
     def listen(self, sink: TraceSink) -> None:
         """Hand every event, command and note from now on to one more sink."""
-        self.look(lambda machine: self._recorder.listen(sink))
+        self.ask(lambda machine: self._recorder.listen(sink))
 
-    def look(self, question: Callable[[Machine], T]) -> T:
+    def ask(self, question: Callable[[Machine], T]) -> T:
         """Ask the core a question between two events; whoever is at the inbox hands the token over after its event."""
         deliveries: list[Delivery] = []
         try:
@@ -269,7 +269,7 @@ class Driver(Loop):
     def usage(self) -> Mapping[str, NodeUsage]:
         """Return how full each memory node is: the engine's figures, and the core's for the devices' own nodes."""
         usage = dict(self.engine.usage())
-        return usage | {node: use for node, use in self.look(_usage).items() if node not in usage}
+        return usage | {node: use for node, use in self.ask(_usage).items() if node not in usage}
 
     def leave(self, error: HeteroError) -> None:
         """Become a driver that raises `error` whatever it is asked: this process was forked from the one it works in.
@@ -298,7 +298,7 @@ class Driver(Loop):
         self._closed = True
         now_s = self._clock.now_s()
         self._post([CancelRequested(now_s, task) for task in list(self._sinks)])
-        self._post([LeaseReleased(now_s, lease.id) for lease in self.look(lambda machine: machine.pool.leases)])
+        self._post([LeaseReleased(now_s, lease.id) for lease in self.ask(lambda machine: machine.pool.leases)])
         self._timer.stop()
         self.engine.stop()
         self._drop_released()

@@ -98,7 +98,7 @@ class Recorder:
 
     def decided(self) -> None:
         """Write down what is new in the plan, after the core took an event."""
-        if self._plans.is_new and (planned := self._plans.look(self._clock.now_s())) is not None:
+        if self._plans.is_new and (planned := self._plans.new_plan(self._clock.now_s())) is not None:
             self.record(planned)
 
 

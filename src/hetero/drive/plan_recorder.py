@@ -40,10 +40,10 @@ class PlanRecorder:
 
     @property
     def is_new(self) -> bool:
-        """True when the policy remembers something else than at the last look."""
+        """True when the policy remembers something else than at the last new_plan."""
         return self._machine.placer.memory is not self._last
 
-    def look(self, now_s: float) -> PlanMade | None:
+    def new_plan(self, now_s: float) -> PlanMade | None:
         """Return what is new in the plan; None where nothing is."""
         placer = self._machine.placer
         plan = placer.memory

@@ -184,7 +184,7 @@ class _Simulation:
         self._faults = faults
         self._engine = SimEngine(
             fleet, truth, topology, costs, faults, self._dice,
-            at=self._at, tell=self._tell, now_s=lambda: self._now_s, task_of=self._tasks.__getitem__,
+            at=self._at, post=self._post, now_s=lambda: self._now_s, task_of=self._tasks.__getitem__,
             nested=self._nested, submit=self._submit_nested,
         )  # fmt: skip
         self._leases = SimLeases(
@@ -209,7 +209,7 @@ class _Simulation:
         self._serial += 1
         heappush(self._queue, (self._now_s + delay_s, self._serial, call))
 
-    def _tell(self, event: Event) -> None:
+    def _post(self, event: Event) -> None:
         """Put an event at the end of what is due now, or of the tick; some are told twice."""
         if self._tick_s:
             if not self._news:
@@ -307,7 +307,7 @@ class _Simulation:
                 carry(command)
             else:
                 self._engine.carry_out(command)
-        if trace is not None and (planned := self._plans.look(self._now_s)) is not None:
+        if trace is not None and (planned := self._plans.new_plan(self._now_s)) is not None:
             trace(planned)
         balanced(self.machine)
         self._count += 1

@@ -123,7 +123,7 @@ class SimEngine:
     fleet, truth, topology, costs, faults : what is simulated
     dice : draws every chance
     at : puts a call into the simulation's queue, `delay_s` from now
-    tell : hands an event to the core, now
+    post : hands an event to the core, now
     now_s : gives the time
     task_of : gives the task of an id, and the bytes of its result
     nested : what the attempts at a task submit, by its id
@@ -145,7 +145,7 @@ class SimEngine:
         dice: Dice,
         *,
         at: Callable[[float, Callable[[], None]], None],
-        tell: Callable[[Event], None],
+        post: Callable[[Event], None],
         now_s: Callable[[], float],
         task_of: Callable[[int], tuple[Task, int]],
         nested: Mapping[int, object],
@@ -157,7 +157,7 @@ class SimEngine:
         self.happened: Counter[str] = Counter()
         self.starts = 0
         self._truth, self._topology, self._costs, self._faults = truth, topology, costs, faults
-        self._dice, self._at, self._tell, self._now_s, self._task_of = dice, at, tell, now_s, task_of
+        self._dice, self._at, self._post, self._now_s, self._task_of = dice, at, post, now_s, task_of
         self._nested, self._submit = nested, submit
         self._node_life: Counter[str] = Counter()
         self._link_free_s: dict[object, float] = {}
@@ -200,11 +200,11 @@ class SimEngine:
             self.happened["start"] += 1
             worker.failed_starts += 1
             worker.gone = worker.failed_starts >= STARTS
-            self._tell(DeviceLost(self._now_s(), worker.device.id, "its worker did not start", worker.gone, 0))
+            self._post(DeviceLost(self._now_s(), worker.device.id, "its worker did not start", worker.gone, 0))
             return
         worker.up, worker.failed_starts = True, 0
         self.starts += 1
-        self._tell(DeviceReady(self._now_s(), worker.device.id))
+        self._post(DeviceReady(self._now_s(), worker.device.id))
 
     def lose(self, name: str, reason: str, *, permanent: bool = False, told: bool = True) -> None:
         """Kill a worker with all that it holds; the core learns of it a little later."""
@@ -231,7 +231,7 @@ class SimEngine:
 
     def _noticed(self, worker: _Worker, life: int, reason: str, permanent: bool, task: int) -> None:
         if worker.life == life:
-            self._tell(DeviceLost(self._now_s(), worker.device.id, reason, permanent, task))
+            self._post(DeviceLost(self._now_s(), worker.device.id, reason, permanent, task))
 
     def live(self) -> list[str]:
         """Return the devices whose workers take tasks, in order."""
@@ -327,7 +327,7 @@ class SimEngine:
         worker.stack.append(_Open(attempt, waits, left_s, worker.began_s, took_s))
         worker.current = None
         awaits = next(iter(waits)) if len(waits) == 1 else 0
-        self._tell(TaskSuspended(now_s, *attempt[:2], worker.device.id, now_s, awaits))
+        self._post(TaskSuspended(now_s, *attempt[:2], worker.device.id, now_s, awaits))
         self._next(worker)
 
     def _resume(self, worker: _Worker) -> None:
@@ -336,7 +336,7 @@ class SimEngine:
         worker.current, worker.began_s, worker.took_s = found.attempt, found.began_s, found.took_s
         worker.turn += 1
         now_s = worker.started_s = self._now_s()
-        self._tell(TaskResumed(now_s, *found.attempt[:2], worker.device.id, now_s))
+        self._post(TaskResumed(now_s, *found.attempt[:2], worker.device.id, now_s))
         self._at(found.left_s, partial(self._end, worker, worker.life, worker.turn, ""))
 
     def answer(self, task: int, attempt: int, nested: int) -> None:
@@ -397,7 +397,7 @@ class SimEngine:
         if nbytes:
             self._results[attempt[:2]] = (node, self._node_life[node])
         seconds, name = now_s - started_s if took_s < 0.0 else took_s, worker.device.id
-        self._tell(TaskFinished(now_s, attempt.task, attempt.attempt, name, started_s, seconds, nbytes, node))
+        self._post(TaskFinished(now_s, attempt.task, attempt.attempt, name, started_s, seconds, nbytes, node))
 
     def _fails(self, worker: _Worker, attempt: _Attempt, kind: FailureKind, message: str) -> None:
         self._account(worker, attempt)
@@ -408,7 +408,7 @@ class SimEngine:
         if attempt.group is not None:
             attempt.group.failed = True
         now_s, name = self._now_s(), worker.device.id
-        self._tell(TaskFailed(now_s, attempt.task, attempt.attempt, name, started_s, now_s - started_s, failure))
+        self._post(TaskFailed(now_s, attempt.task, attempt.attempt, name, started_s, now_s - started_s, failure))
 
     def _account(self, worker: _Worker, attempt: _Attempt | None) -> None:
         if attempt is not None:
@@ -420,7 +420,7 @@ class SimEngine:
             if attempt[:2] == (command.task, command.attempt):
                 worker.queue.remove(attempt)
                 self.happened["withdrawn"] += 1
-                self._tell(TaskWithdrawn(self._now_s(), command.task, command.attempt, command.device))
+                self._post(TaskWithdrawn(self._now_s(), command.task, command.attempt, command.device))
                 return
 
     def _cancel(self, command: Cancel) -> None:
@@ -502,8 +502,8 @@ class SimEngine:
         now_s = self._now_s()
         if fails:
             self.happened["transfer"] += 1
-            self._tell(TransferFailed(now_s, item, src, dst, "the link failed"))
+            self._post(TransferFailed(now_s, item, src, dst, "the link failed"))
             return
         assert item in self.present[src], f"item {item} is to be copied from {src}, where it is not"
         self.present[dst].add(item)
-        self._tell(TransferFinished(now_s, item, src, dst, nbytes, started_s, now_s - started_s))
+        self._post(TransferFinished(now_s, item, src, dst, nbytes, started_s, now_s - started_s))

@@ -88,7 +88,7 @@ class SimLeases:
             self._actions.at(entry.at_s, partial(self._actions.submit, mine))
             last_s = max(last_s, entry.at_s)
         if lease.held_s < inf:
-            self._actions.at(max(last_s, lease.held_s), partial(self._give_back, lease.number))
+            self._actions.at(max(last_s, lease.held_s), partial(self._release, lease.number))
 
-    def _give_back(self, number: int) -> None:
+    def _release(self, number: int) -> None:
         self._actions.handle(LeaseReleased(self._actions.now_s(), number))

@@ -54,7 +54,7 @@ class DeviceRunner:
         self._throttle = Throttle(device.throttle_frac)
         words = (device.id, device.short, device.label, device.kind, device.backend, device.type.casefold(), "any")
         self._words = tuple(dict.fromkeys(words))
-        self._told: Frame | None = None
+        self._reported: Frame | None = None
         self.timing: TaskClock | None = None
         self._always_active = type(backend).activate is Backend.activate
 
@@ -148,7 +148,7 @@ class DeviceRunner:
             if self._throttle.active:
                 clock.sleep(self._throttle.idle_s(clock.thread_cpu_s() - cpu_s - frame.throttled_cpu_s))
             enter(before)
-            self._told = frame
+            self._reported = frame
             if frame.talk is not None:
                 frame.talk.close()
         if value is not None and (self._own_memory or frame.used_namespace or not backend.runs_python):
@@ -175,7 +175,7 @@ class DeviceRunner:
 
     def notes(self, began_s: float) -> list[TaskNote]:
         """Take what the last attempt told of its inside."""
-        frame, self._told = self._told, None
+        frame, self._reported = self._reported, None
         if frame is None or not (frame.notes or frame.late):
             return []
         late = [note for make in frame.late if (note := make()) is not None]

@@ -162,7 +162,7 @@ class Spread(Protocol):
         """Release the device until a condition holds, which the end of one task (0: any) meets; False on timeout."""
         ...
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take in what has come, without waiting."""
         ...
 

@@ -25,7 +25,7 @@ EXTRAS: Mapping[str, str] = {
     "numba": "plan",
     "obstore": "batch",
     "onnxruntime": "onnx",
-    "optuna": "search",
+    "optuna": "tune",
     "ortools": "plan",
     "peft": "adapters",
     "PIL": "train",

@@ -93,6 +93,6 @@ def _moved(module: str, name: str, place: str) -> Any:
     from warnings import warn
 
     words = f"{module}.{name} is now {place}; the old name goes in the next version"
-    warn(words, DeprecationWarning, stacklevel=4)  # over this, `get` and the `__getattr__` of `hetero`
+    warn(words, DeprecationWarning, stacklevel=4 if module == "hetero" else 3)  # over its own `__getattr__`, too
     holder, _, own = place.rpartition(".")
     return getattr(_imported(holder), own)

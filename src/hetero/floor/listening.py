@@ -107,7 +107,7 @@ class Listening:
         self._most = most
         self._visitors: dict[_Visitor, None] = {}
         self._closed = False
-        self._told: list[float] = []
+        self._logged_s: list[float] = []
         self._untold = 0
         self._ears, self._mouth = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -221,7 +221,7 @@ class Listening:
         if visitor.verdict is not None:
             self._drop(visitor)
             return
-        self.tell(visitor.peer, str(error.reason or error))
+        self.log_rejected(visitor.peer, str(error.reason or error))
         visitor.verdict, visitor.shaking = b"", False
         self._advance(visitor)
 
@@ -277,18 +277,18 @@ class Listening:
         self._forget(visitor)
         visitor.connection.close()
         if why:
-            self.tell(visitor.peer, why)
+            self.log_rejected(visitor.peer, why)
 
-    def tell(self, peer: str, why: str) -> None:
+    def log_rejected(self, peer: str, why: str) -> None:
         """Log who was sent away, from the listening thread; a crowd of them fills no disk."""
         now_s = monotonic_s()
-        self._told = [each for each in self._told if each > now_s - _LOG_WINDOW_S]
-        if len(self._told) >= _LOG_LINES:
+        self._logged_s = [each for each in self._logged_s if each > now_s - _LOG_WINDOW_S]
+        if len(self._logged_s) >= _LOG_LINES:
             self._untold += 1
             return
         more = f" ({self._untold} more since)" if self._untold else ""
         self._untold = 0
-        self._told.append(now_s)
+        self._logged_s.append(now_s)
         _log.info("refused %s: %s%s", peer or "a visitor", why, more)
 
 

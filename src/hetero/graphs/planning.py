@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from hetero.floor.clock import monotonic_s
+from hetero.floor.deprecation import renamed_keywords
 from hetero.floor.errors import BadValueError, NothingFitsError, did_you_mean
 from hetero.graphs.plan_files import MODELS
 from hetero.model.graph import UNLIMITED_BYTES, TaskGraph
@@ -23,17 +24,18 @@ from hetero.plan.graph_search.contended import ContendedFound, contended_search
 from hetero.plan.graph_search.portfolio import portfolio
 from hetero.plan.memory.capacity import Resident, only_where_it_fits, overflows, within_capacity
 from hetero.plan.planners.contention import Channels, Moves, channels_of, contended_schedule, least_transfers
-from hetero.plan.planners.heuristics import PLANNERS, planner
+from hetero.plan.planners.heuristics import PLANNERS
+from hetero.plan.planners.heuristics import planner as planner_named
 from hetero.plan.planners.list_scheduling import compiler, order_of
 from hetero.plan.problem import Floats, Ints, Problem, Timeline, problem_of
 
 __all__ = [
-    "POLICIES",
+    "PLANNER_NAMES",
     "Budget",
     "Contended",
     "PlannedGraph",
     "Search",
-    "check_model",
+    "check_transfer_model",
     "contended_plan",
     "plan_graph",
     "pull",
@@ -42,7 +44,7 @@ __all__ = [
 
 Best = TypeVar("Best")
 
-POLICIES = ("search", *PLANNERS)
+PLANNER_NAMES = ("search", *PLANNERS)
 """What plans a graph: the search, or one planner by name."""
 
 _REPAIRED = 6
@@ -87,7 +89,7 @@ class PlannedGraph(NamedTuple):
     notes: tuple[str, ...]
 
 
-def check_model(model: str) -> None:
+def check_transfer_model(model: str) -> None:
     """Refuse a model of transfers that is not known.
 
     Raises
@@ -102,53 +104,55 @@ def check_model(model: str) -> None:
         )
 
 
+@renamed_keywords(policy="planner", model="transfer_model")
 def plan_graph(
     graph: TaskGraph,
-    policy: str = "search",
+    planner: str = "search",
     budget: Budget = Budget(),  # noqa: B008  a value
     seed: int = 0,
     clock: Callable[[], float] = monotonic_s,
-    model: str = "contention",
+    transfer_model: str = "contention",
 ) -> PlannedGraph:
     """Plan a task graph.
 
     Parameters
     ----------
-    policy : one of `POLICIES`
+    planner : one of `PLANNER_NAMES`
     budget : kept by the search; a planner by name takes what it takes
     seed : of every random choice
     clock : gives s; tests hand in their own
-    model : 'contention', where transfers share links and memory nodes have capacities, or 'free', where neither holds
+    transfer_model : 'contention', where transfers share links and memory nodes have capacities, or 'free', where
+        neither holds
 
     Raises
     ------
     BadValueError
-        The policy or model is not known, or the graph cannot be planned: a cycle, memory nodes without a path.
+        The planner or model is not known, or the graph cannot be planned: a cycle, memory nodes without a path.
     NothingFitsError
         Under contention a memory node is too small, whatever is put elsewhere.
     """
-    if policy not in POLICIES:
+    if planner not in PLANNER_NAMES:
         raise BadValueError(
-            f"{policy!r} is not a policy for graphs{did_you_mean(policy, POLICIES)}",
-            remedy=f"allowed: {', '.join(POLICIES)}",
+            f"{planner!r} is not a planner of graphs{did_you_mean(planner, PLANNER_NAMES)}",
+            remedy=f"allowed: {', '.join(PLANNER_NAMES)}",
         )
-    check_model(model)
+    check_transfer_model(transfer_model)
     p = problem_of(graph)
     if not len(p.order):
-        return PlannedGraph(Schedule((), 0.0, 0.0, policy, model), 0, 0.0, 0.0, ())
+        return PlannedGraph(Schedule((), 0.0, 0.0, planner, transfer_model), 0, 0.0, 0.0, ())
     begin_s = clock()
-    warm_up(searches=policy == "search")
+    warm_up(searches=planner == "search")
     warm_s = clock() - begin_s
     begin_s = clock()
-    if model == "contention":
-        return _contended(graph, policy, budget, seed, clock)._replace(warm_up_s=warm_s)
-    if policy == "search":
+    if transfer_model == "contention":
+        return _contended(graph, planner, budget, seed, clock)._replace(warm_up_s=warm_s)
+    if planner == "search":
         found, iterations = pull(search(p, seed), budget, clock)
     else:
-        timeline = planner(policy)(p)
-        found, iterations = BestSchedule(timeline, critical_path_bound(p), policy), 1
+        timeline = planner_named(planner)(p)
+        found, iterations = BestSchedule(timeline, critical_path_bound(p), planner), 1
     search_s = clock() - begin_s
-    schedule = schedule_of(graph, p, found.timeline, max(found.lower_bound_s, area_bound(p)), policy)
+    schedule = schedule_of(graph, p, found.timeline, max(found.lower_bound_s, area_bound(p)), planner)
     return PlannedGraph(schedule, iterations, search_s, warm_s, _notes())
 
 
@@ -212,7 +216,7 @@ def warm_up(*, searches: bool) -> None:
     graph = graph_of({"format": "hetero-graph/1", **document}, "warm-up")
     p = problem_of(graph)
     for name in PLANNERS:
-        planner(name)(p)
+        planner_named(name)(p)
     area_bound(p)
     contended_schedule(p, channels_of(graph, p), p.order)
     if searches:
@@ -286,18 +290,18 @@ def contended_plan(
     if policy == "search":
         found, iterations = pull(contended_search(p, c, seed))
     else:
-        chosen = planner(policy)(p)
+        chosen = planner_named(policy)(p)
         timed = contended_schedule(p, c, order_of(p, chosen), chosen.device)
         found, iterations = ContendedFound(*timed, critical_path_bound(least_transfers(p)), policy), 1
     resident, note = Resident(found.timeline, found.moves), ""
     if overflows(p, c, capacity_bytes, found.timeline, found.moves):
         resident = _repaired(p, c, capacity_bytes, found.timeline, names)
-        note = _told(resident, names)
+        note = _eviction_note(resident, names)
     bound_s = max(found.lower_bound_s, area_bound(least_transfers(p)))
     return Contended(_schedule(graph, p, c, resident, bound_s, policy), iterations, note)
 
 
-def _told(resident: Resident, names: tuple[str, ...]) -> str:
+def _eviction_note(resident: Resident, names: tuple[str, ...]) -> str:
     """Return what was done so that no memory node overflows."""
     said = f"a memory node would overflow, so transfers wait for room; evictions: {len(resident.dropped):,}"
     again = list(dict.fromkeys(names[row.task] for row in resident.repeats))

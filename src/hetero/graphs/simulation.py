@@ -20,9 +20,10 @@ from hetero.drive.faults import Faults, Loss
 from hetero.drive.sim import simulate
 from hetero.drive.sim_engine import Costs
 from hetero.drive.sim_values import Program, SimResult, SimTask
+from hetero.floor.deprecation import renamed_keywords
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.floor.units import parse_seconds
-from hetero.graphs.planning import Budget, check_model, plan_graph
+from hetero.graphs.planning import Budget, check_transfer_model, plan_graph
 from hetero.model.device import HOST_NODE, Device, DeviceType
 from hetero.model.graph import UNLIMITED_BYTES, TaskGraph
 from hetero.model.schedule import Schedule
@@ -319,6 +320,7 @@ def losses_of(graph: TaskGraph, words: Sequence[str]) -> tuple[Loss, ...]:
     return tuple(found)
 
 
+@renamed_keywords(model="transfer_model")
 def try_out(
     graph: TaskGraph,
     policy: str = "planned",
@@ -328,7 +330,7 @@ def try_out(
     draws: int = 1,
     seed: int = 0,
     iterations: int | None = None,
-    model: str = "contention",
+    transfer_model: str = "contention",
 ) -> Trials:
     """Run a graph in virtual time a number of times, beside a plan of it.
 
@@ -339,7 +341,7 @@ def try_out(
     losses : devices that are lost
     draws, seed : runs, with the seeds seed, seed + 1, …
     iterations : of the search for the plan; None for 20 where the policy is 'planned', and no plan where it is another
-    model : as of `plan_graph`, for the plan and for the runs
+    transfer_model : as of `plan_graph`, for the plan and for the runs
 
     Raises
     ------
@@ -347,21 +349,22 @@ def try_out(
         The policy or the model is not known.
     """
     get(policy)
-    check_model(model)
+    check_transfer_model(transfer_model)
     plan = None
     if policy == "planned" or iterations is not None:
-        plan = plan_graph(graph, "search", Budget(iterations=iterations or _ITERATIONS), seed, model=model).schedule
+        budget = Budget(iterations=iterations or _ITERATIONS)
+        plan = plan_graph(graph, "search", budget, seed, transfer_model=transfer_model).schedule
     tally = _Tally(graph, draws)
     for turn in range(draws):
         lost = Faults(losses=tuple(losses))
-        shared = model == "contention"
+        shared = transfer_model == "contention"
         tally.add(run_graph(graph, policy, guide=plan, noise=noise, seed=seed + turn, faults=lost, contention=shared))
     spans = tally.spans
     cuts = statistics.quantiles(spans, n=10, method="inclusive") if draws > 1 else [spans[0]] * 9
     return Trials(
         plan=plan,
         policy=policy,
-        model=model,
+        model=transfer_model,
         draws=draws,
         median_s=statistics.median(spans),
         low_s=cuts[0],
@@ -371,7 +374,7 @@ def try_out(
         peak_bytes=tally.peak,
         repeated=tally.repeated,
         failed=tally.failed,
-        notes=_notes(graph, model),
+        notes=_notes(graph, transfer_model),
     )
 
 

@@ -15,7 +15,7 @@ from hetero.floor.units import shown
 from hetero.model.architecture import ModelSpec
 from hetero.model.quantisation import number_format
 
-__all__ = ["ENGINES", "JOBS", "OPTIMISERS", "Job", "Lora", "Optimiser", "ServingEngine", "Sharding", "WorkloadSpec"]
+__all__ = ["ENGINES", "JOBS", "OPTIMIZERS", "Job", "Lora", "Optimizer", "ServingEngine", "Sharding", "WorkloadSpec"]
 
 Job = Literal["inference", "finetune", "lora", "pretrain", "embedding"]
 
@@ -24,8 +24,8 @@ JOBS: tuple[Job, ...] = ("inference", "finetune", "lora", "pretrain", "embedding
 
 
 @dataclass(frozen=True, slots=True)
-class Optimiser:
-    """What an optimiser keeps.
+class Optimizer:
+    """What an optimizer keeps.
 
     Attributes
     ----------
@@ -42,16 +42,16 @@ class Optimiser:
     moment_bytes: float = 0.0
 
 
-OPTIMISERS = {
+OPTIMIZERS = {
     row.name: row
     for row in (
-        Optimiser("adamw", 2),
-        Optimiser("adam", 2),
-        Optimiser("adamw-fp32", 2, 4.0),
-        Optimiser("adamw-8bit", 2, 1.0 + 4 / 256),
-        Optimiser("lion", 1),
-        Optimiser("sgd", 0),
-        Optimiser("sgd-momentum", 1),
+        Optimizer("adamw", 2),
+        Optimizer("adam", 2),
+        Optimizer("adamw-fp32", 2, 4.0),
+        Optimizer("adamw-8bit", 2, 1.0 + 4 / 256),
+        Optimizer("lion", 1),
+        Optimizer("sgd", 0),
+        Optimizer("sgd-momentum", 1),
     )
 }
 """Optimisers by name; 'adamw-8bit' keeps a 4-byte scale for 256 numbers."""
@@ -145,7 +145,7 @@ class Sharding:
     data
         Replicas.
     zero
-        0 none; 1 optimiser, 2 also gradients, 3 also weights are split over the replicas.
+        0 none; 1 optimizer, 2 also gradients, 3 also weights are split over the replicas.
     mixed_units
         True where frozen and trainable weights share a unit of FSDP: gradients exist as if none was frozen.
     synced
@@ -196,7 +196,7 @@ class WorkloadSpec:
     framework
         What runs it, one of `ENGINES`.
     optimizer
-        One of `OPTIMISERS`.
+        One of `OPTIMIZERS`.
     master_weights
         True for a copy of the weights in 32 bits.
     gradient_bytes
@@ -235,7 +235,7 @@ class WorkloadSpec:
     def __post_init__(self) -> None:
         _one_of("job", self.job, JOBS)
         _one_of("framework", self.framework, tuple(ENGINES))
-        _one_of("optimizer", self.optimizer, tuple(OPTIMISERS))
+        _one_of("optimizer", self.optimizer, tuple(OPTIMIZERS))
         number_format(self.kv)
         _at_least("batch", self.batch, 1)
         _at_least("context", self.context, 1)

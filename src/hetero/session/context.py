@@ -33,8 +33,8 @@ from hetero.session.identity import call_identity, value_identity
 from hetero.session.lease_options import LeaseOptions, shows_lease_options
 from hetero.session.options import ContextOptions, Fleet
 from hetero.session.profiling import Profiling
-from hetero.session.published import publish
 from hetero.session.requests import limited
+from hetero.session.run_server import publish
 from hetero.session.sharing import Sharing
 from hetero.session.signature import describe, describe_value
 from hetero.session.tasks import TaskFunction, as_task

@@ -19,9 +19,9 @@ from hetero.backends.portable import found_from, found_to
 from hetero.floor.clock import wall_time_s
 from hetero.floor.errors import BadValueError, ConfigError
 from hetero.model.device import Device
+from hetero.session.disk_cache import DiskCache, backend_key, digest
 from hetero.session.fleet_build import Builder, DeviceEntry, Wanted, parse_spec, picked, refuse_absent
 from hetero.session.fleet_speed import measure, status, topology
-from hetero.session.kept import Kept, backend_key, digest
 
 __all__ = [
     "DeviceEntry",
@@ -62,7 +62,7 @@ def survey(refresh: bool = False, only: Iterable[str] | None = None, python: str
     """
     wanted = registry.names() if only is None else tuple(name for name in registry.names() if name in set(only))
     heavy = [name for name in wanted if registry.load(name).heavy and (python or not registry.load(name).missing())]
-    kept = Kept("probes.json")
+    kept = DiskCache("probes.json")
     found = {} if refresh else _remembered(kept.read(), heavy, python)
     fresh = probe.probe([name for name in heavy if name not in found], python)
     if fresh:

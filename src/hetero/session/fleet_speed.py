@@ -16,7 +16,7 @@ from hetero.backends.gpus import gpu_status
 from hetero.floor.clock import sleep
 from hetero.model.device import HOST_NODE, Device, DeviceStatus
 from hetero.model.topology import Link, MemoryNode, Topology
-from hetero.session.kept import Kept, digest
+from hetero.session.disk_cache import DiskCache, digest
 
 __all__ = ["measure", "recall", "status", "status_of", "topology"]
 
@@ -57,7 +57,7 @@ def measure(devices: Sequence[Device], refresh: bool = False, notes: list[str] |
     Devices that are alike (back end, driver, name, cores) are measured once, one after the other, each in a
     child process that is bound to the device's CPUs. The results lie in `speeds.json` under HETERO_HOME.
     """
-    kept = Kept("speeds.json")
+    kept = DiskCache("speeds.json")
     known = {} if refresh else {key: _speed(values) for key, values in kept.read().items()}
     fresh: dict[str, Speed] = {}
     reasons: dict[str, str] = {}
@@ -79,14 +79,14 @@ def measure(devices: Sequence[Device], refresh: bool = False, notes: list[str] |
 
 def recall(devices: Sequence[Device]) -> tuple[Device, ...]:
     """Return the devices with the speeds that were measured before, without measuring."""
-    kept = Kept("speeds.json").read()
+    kept = DiskCache("speeds.json").read()
     speeds = [None if device.simulated else _speed(kept.get(_key(device))) for device in devices]
     return tuple(_with_speed(device, speed) for device, speed in zip(devices, speeds, strict=True))
 
 
 def remembered(devices: Sequence[Device]) -> tuple[Device, ...]:
     """Return the devices with the speeds that were measured before; nothing is measured."""
-    kept = Kept("speeds.json").read()
+    kept = DiskCache("speeds.json").read()
     return tuple(_with_speed(each, None if each.simulated else _speed(kept.get(_key(each)))) for each in devices)
 
 
@@ -114,8 +114,8 @@ def topology(devices: Sequence[Device]) -> Topology:
         if device.memory_node != HOST_NODE:
             own.setdefault(device.memory_node, device)
     nodes = [MemoryNode(HOST_NODE, host.ram_bytes()), *(_node(name, device) for name, device in own.items())]
-    told = _told(own)
-    measured = Kept("speeds.json").read() if own else {}
+    told = _reported_links(own)
+    measured = DiskCache("speeds.json").read() if own else {}
     links = [
         link for name, device in own.items() for link in _host_links(name, device, told, measured.get(_key(device)))
     ]
@@ -128,7 +128,7 @@ def _node(name: str, device: Device) -> MemoryNode:
     return MemoryNode(name, min(sizes, default=sys.maxsize))
 
 
-def _told(own: dict[str, Device]) -> tuple[Link, ...]:
+def _reported_links(own: dict[str, Device]) -> tuple[Link, ...]:
     """Return the links that NVIDIA's driver tells, and those that the back ends of other devices do."""
     nodes = {chip: name for name, device in own.items() for chip in device.silicon if chip.startswith("h0/pci:")}
     others = [device for device in own.values() if nodes.keys().isdisjoint(device.silicon)]

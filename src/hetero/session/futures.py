@@ -382,7 +382,7 @@ class Future(concurrent.futures.Future[R]):
         if self._state == _PENDING:
             loop = asyncio.get_running_loop()
             ended = loop.create_future()
-            self.add_done_callback(lambda _: _tell(loop, ended))
+            self.add_done_callback(lambda _: _wake(loop, ended))
             try:
                 await ended
             except asyncio.CancelledError:
@@ -419,7 +419,7 @@ class Future(concurrent.futures.Future[R]):
         return f"failed, {type(self._exception).__name__}" if self._exception is not None else "finished"
 
 
-def _tell(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
+def _wake(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
     if not loop.is_closed():
         loop.call_soon_threadsafe(_end_wait, ended)
 

@@ -16,7 +16,7 @@ from hetero.floor.errors import BadValueError, ConfigError, HeteroError
 from hetero.model.device import HOST_NODE, Device
 from hetero.model.topology import Link, Topology
 from hetero.session.config_here import find_devices
-from hetero.session.kept import Kept
+from hetero.session.disk_cache import DiskCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -125,7 +125,7 @@ def network_links(cluster: Cluster | None) -> tuple[Link, ...]:
     if cluster is None:
         return ()
     own, *others = cluster.hosts()
-    kept = Kept("links.json")
+    kept = DiskCache("links.json")
     known = kept.read()
     links: list[Link] = []
     for host in others:

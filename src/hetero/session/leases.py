@@ -6,6 +6,7 @@ does not decide who gets what: the pool of the core does.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -131,7 +132,7 @@ class Lease:
     @property
     def value(self) -> LeaseValue:
         """The lease as it stands now."""
-        return self._pool.look(self.number)
+        return self._pool.get(self.number)
 
     @property
     def phase(self) -> LeasePhase:
@@ -232,7 +233,7 @@ class LeaseBackend:
             driver.now_s()  # raises where the driver has been left, as in a forked process
 
         backend = cls(driver.lend, driver.now_s, devices, advance)
-        driver.on_leases(backend.told)
+        driver.on_leases(backend.on_change)
         return backend
 
     def leases(self) -> tuple[LeaseValue, ...]:
@@ -240,7 +241,7 @@ class LeaseBackend:
         self.advance()
         return tuple(self._leases.values())
 
-    def look(self, number: int) -> LeaseValue:
+    def get(self, number: int) -> LeaseValue:
         """Return a lease as it stands now."""
         self.advance()
         lease = self._leases.get(number) or self._over.get(number)
@@ -261,27 +262,27 @@ class LeaseBackend:
 
     def renew(self, number: int) -> None:
         """Restart the time of a lease from now."""
-        lease = self.look(number)
+        lease = self.get(number)
         if lease.phase is not LeasePhase.ACTIVE:
             raise BadValueError(f"lease {number} is {lease.phase}", remedy="ask for a new one")
         self._post(LeaseRenewed(self._now_s(), number))
 
     def refuse(self, number: int, device: str, reason: str) -> None:
         """Report that a device of a lease could not be had after all: the lease waits for others."""
-        lease = self.look(number)
+        lease = self.get(number)
         if lease.phase is LeasePhase.ACTIVE:
             self._leases[number] = replace(lease, phase=LeasePhase.PENDING, devices=())
             self._post(LeaseRefused(self._now_s(), number, device, reason))
 
     def release(self, number: int) -> None:
         """Release a lease; one of a Context ends once its tasks have."""
-        lease = self.look(number)
+        lease = self.get(number)
         if lease.phase is LeasePhase.ACTIVE:
             self._leases[number] = replace(lease, phase=LeasePhase.RELEASING)
         if not lease.over:
             self._post(LeaseReleased(self._now_s(), number))
 
-    def told(self, news: LeaseChanged) -> None:
+    def on_change(self, news: LeaseChanged) -> None:
         """Take in what became of a lease, from any thread."""
         with self.changed:
             known = self._leases.get(news.lease)
@@ -329,7 +330,7 @@ class _OwnLeases:
         """Report to the backend what has changed."""
         for lease in self.pool.take_news():
             facts = (str(lease.phase), lease.devices, lease.granted_s, lease.expires_s, lease.reason)
-            self.backend.told(LeaseChanged(lease.id, *facts))
+            self.backend.on_change(LeaseChanged(lease.id, *facts))
 
 
 class LeasingPool:
@@ -425,7 +426,7 @@ class LeasingPool:
             found.release()
             raise
 
-    def look(self, number: int) -> LeaseValue:
+    def get(self, number: int) -> LeaseValue:
         """Return a lease as it stands now.
 
         Examples
@@ -433,11 +434,24 @@ class LeasingPool:
         >>> import hetero
         >>> pool = hetero.cluster.Pool("2xnull")
         >>> lease = pool.ask(count=1)
-        >>> pool.look(lease.number).devices
+        >>> pool.get(lease.number).devices
         ('h0/null:0',)
         """
         with self._changed:
-            return self._backend.look(number)
+            return self._backend.get(number)
+
+    def look(self, number: int) -> LeaseValue:
+        """Return a lease as it stands now: `get` under the name of the last version.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> pool = hetero.cluster.Pool("1xnull")
+        >>> pool.look(pool.ask(count=1).number) == pool.get(1)
+        True
+        """
+        warnings.warn("Pool.look is now Pool.get; the old name goes in the next version", DeprecationWarning, 2)
+        return self.get(number)
 
     def renew(self, number: int) -> None:
         """Restart a lease's time from now.
@@ -483,7 +497,7 @@ class LeasingPool:
         """
         end_s = None if timeout is None else monotonic_s() + timeout
         with self._changed:
-            while (lease := self._backend.look(number)).phase is LeasePhase.PENDING:
+            while (lease := self._backend.get(number)).phase is LeasePhase.PENDING:
                 left_s = None if end_s is None else end_s - monotonic_s()
                 if left_s is not None and left_s <= 0.0:
                     raise TaskTimeoutError(f"lease {number} was not met within {timeout:g} s", remedy="wait longer")

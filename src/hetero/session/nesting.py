@@ -130,7 +130,7 @@ class _SpreadFuture(NestedFuture):
     def done(self) -> bool:
         """Return whether the task has ended; one that asks in a loop keeps its device, and may keep others waiting."""
         if not super().done() and self._is_inside():
-            self._spread.look()
+            self._spread.poll()
         return super().done()
 
     def result(self, timeout: float | None = None) -> Any:
@@ -454,7 +454,7 @@ def _is_short(spread: Spread, kind: _Kind, out: int) -> bool:
     """Return whether a nested task is not worth the way to another device, where so many at most shall be out."""
     expected_s = _expected_s.get(kind, MIDDLE_S)
     if SHORT_S <= expected_s < MIDDLE_S and spread.out >= out:
-        spread.look()
+        spread.poll()
         return spread.out >= out
     return expected_s < SHORT_S
 

@@ -23,10 +23,10 @@ from hetero.plan.policies import registry
 from hetero.plan.policies.base import Policy, traits
 from hetero.session import fleet, hosts
 from hetero.session.config_here import choose_protocol
+from hetero.session.debug_log import Counts, DebugLog, WatchedPolicy, joined, log_to_stderr, tell_devices
 from hetero.session.fleet_speed import remembered
 from hetero.session.joining import Joining
 from hetero.session.sampling import Sampler
-from hetero.session.watching import Counts, DebugLog, WatchedPolicy, joined, log_to_stderr, tell_devices
 
 if TYPE_CHECKING:
     from hetero.drive.trace import TraceWriter
@@ -114,7 +114,7 @@ class Opened:
             watch=traits(policy).watches_use or self._trace is not None,
         )
         if self._debug is not None:
-            self._debug.machine = self.driver.look(lambda machine: machine)
+            self._debug.machine = self.driver.ask(lambda machine: machine)
         self.driver.start()
         self._end_tags = logs.tag_output(where) if self._setup.tag_output else lambda: None
         self._sampler = Sampler(self.driver, self.devices) if self._trace is not None else None
@@ -136,7 +136,7 @@ class Opened:
     def left_out(self) -> list[tuple[str, str]]:
         """Return the devices that ran nothing although there was plenty, each with the reason."""
         plenty = PLENTY * len(self.devices)
-        return self.driver.look(lambda machine: machine.left_out() if machine.counts.committed >= plenty else [])
+        return self.driver.ask(lambda machine: machine.left_out() if machine.counts.committed >= plenty else [])
 
     def flush_trace(self) -> None:
         """Write to the file what the trace holds so far."""
@@ -159,7 +159,7 @@ class Opened:
             if self._trace.problem:
                 _log.warning(self._trace.problem)
         if self._history is not None:
-            self._history.keep(self.driver.look(lambda machine: machine.rows.absent))
+            self._history.keep(self.driver.ask(lambda machine: machine.rows.absent))
 
 
 class _History:

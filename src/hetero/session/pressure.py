@@ -116,7 +116,7 @@ def pressure(ctx: Context) -> Pressure:
     0
     """
     driver = ctx.driver
-    count, sample = driver.look(_open_tasks)
+    count, sample = driver.ask(_open_tasks)
     rows: dict[Any, list[float]] = {}
     table = []
     for task in sample:
@@ -125,7 +125,7 @@ def pressure(ctx: Context) -> Pressure:
             told = driver.explain(task.signature, task.size, task.request)
             rows[key] = [inf if each.estimate is None else each.estimate.seconds for each in told]
         table.append(rows[key])
-    devices = tuple([device.id for device in driver.look(lambda machine: machine.fleet.devices)])
+    devices = tuple([device.id for device in driver.ask(lambda machine: machine.fleet.devices)])
     return Pressure(count, devices, np.array(table).reshape(len(table), len(devices)))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hetero.floor.clock import JOIN_S
 from hetero.floor.terminal import console, say
 from hetero.model.device import Device
-from hetero.session.watching import Counts
+from hetero.session.debug_log import Counts
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -61,17 +61,17 @@ class ProgressView:
         self._closing.set()
         self._thread.join(JOIN_S)
         for line in lines:
-            _tell(f"hetero: {line}")
+            _show(f"hetero: {line}")
 
     def _show_lines(self) -> None:
         shown = ""
         while not self._closing.wait(_LINE_S):
             line = plain_line(self._counts, self._devices)
             if line != shown:
-                _tell(line)
+                _show(line)
                 shown = line
         if shown or self._short:
-            _tell(plain_line(self._counts, self._devices))
+            _show(plain_line(self._counts, self._devices))
 
     def _show_live(self) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -92,5 +92,5 @@ class ProgressView:
             bars.update(row, completed=figure, total=self._counts.submitted or None)  # type: ignore[arg-type]
 
 
-def _tell(line: str) -> None:
+def _show(line: str) -> None:
     say(line, to=sys.stderr, flush=True)

@@ -148,7 +148,7 @@ def snapshot(ctx: Context) -> Snapshot:
     pids = driver.engine.pids()
     states = status(ctx.devices, 0.0)
     now_s = driver.now_s()
-    policy, tasks, rows, links = driver.look(
+    policy, tasks, rows, links = driver.ask(
         lambda machine: (machine.placer.policy.name, _tasks(machine), _devices(machine, now_s), _links(machine))
     )
     devices = [

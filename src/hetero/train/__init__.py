@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hetero.train.values import CheckpointOptions as CheckpointOptions
     from hetero.train.values import DataOptions as DataOptions
     from hetero.train.values import TrainOptions as TrainOptions
-    from hetero.tune.search import search as search
+    from hetero.tune.search import tune as tune
 else:
     __getattr__, __dir__, __all__ = lazy_names(
         __name__,
@@ -34,6 +34,7 @@ else:
             "hetero.train.sample_log": ("check_sample_log", "read_sample_log"),
             "hetero.train.trainer": ("Trainer",),
             "hetero.train.values": ("CheckpointOptions", "DataOptions", "TrainOptions"),
-            "hetero.tune.search": ("search",),
+            "hetero.tune.search": ("tune",),
         },
+        {"search": "hetero.train.tune"},
     )

@@ -321,7 +321,7 @@ class Gradients:
             self._compare(group)
             self._learn(group)
         total: list[float] = carrier[begin:].tolist()
-        self._give_back(total[self._header :])
+        self._set_gradients(total[self._header :])
         return total[: self._header]
 
     def _compare(self, group: Group) -> None:
@@ -350,7 +350,7 @@ class Gradients:
         self._learns = not told[0]
         self._next = self._cut(told[1:].tolist()) if self._learns else ()
 
-    def _give_back(self, used: Sequence[float]) -> None:
+    def _set_gradients(self, used: Sequence[float]) -> None:
         for parameter, view, count in zip(self.parameters, self._views, used, strict=True):
             parameter.grad = view if count else None
 
@@ -423,7 +423,7 @@ class BitwiseGradients(Gradients):
         total = self._total[begin:].tolist()
         self._to_real()
         own = 2 * self._header
-        self._give_back(total[own:])
+        self._set_gradients(total[own:])
         return [
             float(Fraction(high, _HEADER_UNIT) + Fraction(low, FINEST))
             for high, low in zip(total[:own:2], total[1:own:2], strict=True)

@@ -200,7 +200,7 @@ class _Member(Membership):
 
         if trailing_shapes(batch) == self._tried_shapes:
             return
-        self.replica.look = None
+        self.replica.on_batch = None
         with generators_kept():
             self.passes.whole = self._verified(ids) or self.passes.whole
 
@@ -221,7 +221,7 @@ class _Member(Membership):
         replica = ModelReplica(self.job.parts, self.options, self.place, 1 + 2 * len(self.job.names), self.passes)
         if self.job.state is not None:
             replica.adopt(self.job.state)
-        replica.look = None if self.data.collate is None else self._look_at
+        replica.on_batch = None if self.data.collate is None else self._look_at
         return replica
 
     def _is_over(self) -> bool:
@@ -306,7 +306,7 @@ class _Member(Membership):
         self._add_up(total, step_s)
         size, ranks = len(self.team), len(self.job.names)
         busy_s, waits_s = more[1 : 1 + size], more[1 + ranks :][:size]
-        self._tell(total, step_s, counts, busy_s, waits_s)
+        self._send_step(total, step_s, counts, busy_s, waits_s)
         if replica.step % self.steps_an_epoch:
             self.keep()
         else:
@@ -348,7 +348,7 @@ class _Member(Membership):
         for name, speed in self.sharing.speeds().items():
             sums.speeds[name] = sums.speeds.get(name, 0.0) + speed
 
-    def _tell(
+    def _send_step(
         self, total: object, step_s: float, counts: Sequence[int], busy_s: Sequence[float], waits_s: Sequence[float]
     ) -> None:
         if self.rank == 0 and clock.monotonic_s() - self.told_s > _TELL_S:

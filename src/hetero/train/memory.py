@@ -225,7 +225,7 @@ class PassLimit:
     ) -> None:
         self.most = most
         self.whole = whole
-        self._tell = tell
+        self._report = tell
         self._keep = keep
         self._largest = 0
 
@@ -237,7 +237,7 @@ class PassLimit:
         """Record a pass that is about to be made."""
         if samples > self._largest:
             self._largest = samples
-            self._tell(samples)
+            self._report(samples)
 
     def expect(self, need: Need, room: float) -> None:
         """Begin with passes that are sure to fit into the room that is left when `need.held_bytes` is there.

@@ -31,10 +31,10 @@ def main() -> None:
     torch.set_num_threads(1)
     samples = pickle.loads(content)
     with suppress(EOFError, BrokenPipeError):
-        _tell(out, None)
+        _reply(out, None)
         while True:
             pieces, seed, step = pickle.load(asked)
-            _tell(out, *_read(samples, pieces, seed, step))
+            _reply(out, *_read(samples, pieces, seed, step))
 
 
 def _read(samples: Any, pieces: Any, seed: int, step: int) -> tuple[Any, Exception | None]:
@@ -44,7 +44,7 @@ def _read(samples: Any, pieces: Any, seed: int, step: int) -> tuple[Any, Excepti
         return None, error
 
 
-def _tell(out: BinaryIO, answer: object, error: Exception | None = None) -> None:
+def _reply(out: BinaryIO, answer: object, error: Exception | None = None) -> None:
     import cloudpickle
 
     out.write(cloudpickle.dumps((answer, error)))

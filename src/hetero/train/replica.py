@@ -210,7 +210,7 @@ class ModelReplica(Judge):
 
     Attributes
     ----------
-    look : called with the batch and the samples of each pass before it is computed; None to look at none
+    on_batch : called with the batch and the samples of each pass before it is computed, or None
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class ModelReplica(Judge):
     ) -> None:
         model, loss, optimizer = cloudpickle.loads(parts)
         self._modes = training_modes(model)
-        self.look: Callable[[Any, Sequence[int]], None] | None = None
+        self.on_batch: Callable[[Any, Sequence[int]], None] | None = None
         super().__init__(model, loss, options, place)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not trained:
@@ -308,8 +308,8 @@ class ModelReplica(Judge):
 
     def _pass(self, samples: Batches, ids: Sequence[int], batch: int, done: Parts) -> None:
         found = samples.batch(ids, self.options.seed, self.step)
-        if self.look is not None:
-            self.look(found, ids)
+        if self.on_batch is not None:
+            self.on_batch(found, ids)
         inputs, targets = self._load(found)
         with self._drawing.over(self.step, ids) as forward:
             output, (total, weight, _) = forward(lambda: self._forward(inputs, targets))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hetero.session.context import Context
     from hetero.session.futures import Future
 
-__all__ = ["RunningTrial", "TrialPaces", "run_search", "search", "takes_python"]
+__all__ = ["RunningTrial", "TrialPaces", "run_search", "takes_python", "tune"]
 
 _POLL_S = 1.0
 _TRIALS = 20
@@ -140,7 +140,7 @@ class TrialPaces:
 
 
 @moved_keywords(OPENING)
-def search(
+def tune(
     objective: Callable[[Trial], object],
     space: Mapping[str, object],
     *,
@@ -198,7 +198,7 @@ def search(
     --------
     >>> import hetero
     >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
-    ...     found = hetero.train.search(
+    ...     found = hetero.train.tune(
     ...         lambda trial: (trial["x"] - 2) ** 2, {"x": {"whole": [0, 5]}}, sampler="grid", devices=ctx
     ...     )
     >>> found.best.params, found.best.value, len(found.trials)
@@ -394,4 +394,4 @@ def _need_optuna() -> None:
     from importlib.util import find_spec
 
     if find_spec("optuna") is None:
-        raise MissingPackageError("optuna is not installed", remedy="pip install 'hetero-core[search]'")
+        raise MissingPackageError("optuna is not installed", remedy="pip install 'hetero-core[tune]'")

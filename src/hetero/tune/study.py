@@ -221,15 +221,15 @@ class Study:
         trial.set_user_attr("device", ended.device)
         trial.set_user_attr("seconds", ended.seconds)
         if ended.pruned:
-            return self._tell(number, state=self._states.PRUNED)
-        return self._tell(number, values=ended.value)
+            return self._end(number, state=self._states.PRUNED)
+        return self._end(number, values=ended.value)
 
     def fail(self, number: int, problem: str) -> TrialReport:
         """Record that a trial failed."""
         self._running[number].set_user_attr("problem", problem)
-        return self._tell(number, state=self._states.FAIL)
+        return self._end(number, state=self._states.FAIL)
 
-    def _tell(self, number: int, **outcome: object) -> TrialReport:
+    def _end(self, number: int, **outcome: object) -> TrialReport:
         done = self._study.tell(self._running[number], **outcome)
         del self._running[number]
         self._reports[number] = self._report_of(done)

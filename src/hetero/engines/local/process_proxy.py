@@ -116,7 +116,7 @@ class ProcessProxy:
             hub.watch(self._child.pidfd, lambda mask: self._gone())
         self._data.send(tuple(self._child.hello))
         hub.at(self._context.start_s, self._too_late)
-        hub.at(LOOK_S, self._look)
+        hub.at(LOOK_S, self._check_alive)
 
     def _pipe(self, end: socket.socket, handler: Callable[[int], None]) -> Pipe:
         self._pipes.append(Pipe(self._context.hub, self._context.counters, end, handler))
@@ -126,11 +126,11 @@ class ProcessProxy:
         if not self._opened and not self._ended:
             self._kill(f"it was not ready after {self._context.start_s:g} s")
 
-    def _look(self) -> None:
+    def _check_alive(self) -> None:
         """See whether the worker is alive, ask it where nothing says so, and end it where it is frozen."""
         if self._ended or self._child is None:
             return
-        self._context.hub.at(LOOK_S, self._look)
+        self._context.hub.at(LOOK_S, self._check_alive)
         pid, received, self._received = self._child.pid, self._received, False
         state, cpu_s = platform.process_state(pid), clock.process_cpu_s(pid)
         if self._pulse.frozen(state, cpu_s, received=received, answers=self._opened and not self._orders):
@@ -476,7 +476,7 @@ class ProcessProxy:
         if not self._ready:
             self._context.failed_starts[self.device.id] += 1
             why = f"its worker did not start: {why}{self._child.last_words() if self._child else ''}"
-        self._give_back()
+        self._close_pipes()
         self._context.items.lost(self)
         if not self._stopping:
             permanent = not self._ready and not again
@@ -493,7 +493,7 @@ class ProcessProxy:
         for done in orders.values():
             done(f"the worker of {self.device.id} went away", 0.0, 0.0, None)
 
-    def _give_back(self) -> None:
+    def _close_pipes(self) -> None:
         for pipe in self._pipes:
             pipe.close()
         if self._child is not None:
@@ -517,4 +517,4 @@ class ProcessProxy:
         if self._child is not None and not self._ended:
             self._ended = True
             self._child.wait()
-            self._give_back()
+            self._close_pipes()

@@ -114,7 +114,7 @@ class Spreading:
         """Release the device until something is so; False where that was not so in time."""
         worker = self._worker
         try:
-            self.look()
+            self.poll()
         except (EOFError, ConnectionError):
             raise Cancelled from None
         if done():
@@ -136,9 +136,9 @@ class Spreading:
             worker.resume(before)
         return True
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take in what has come, without waiting."""
-        self._worker.look()
+        self._worker.poll()
 
     def answer(self, number: int, task: int, seconds: float, how: int, *rest: Any) -> None:
         """Take the end of a task, or the value that was asked for."""

@@ -204,7 +204,7 @@ class WorkerProcess:
         elif message[0] == msg.RESULT and self.spreading is not None:
             self.spreading.answer(*message[1:])
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take in the results that have come, without waiting."""
         with self.shield():
             self._unpack()

@@ -285,7 +285,7 @@ class ActorProxy:
             for item in call.refs:
                 items[item] = self._item(item, bundle, holds)
         except HeteroError as error:
-            self._give_back(request, str(error))
+            self._return(request, str(error))
             return False
         holds.append(call.encoded)
         group = (request.rank, request.group.size) if request.group is not None else None
@@ -346,9 +346,9 @@ class ActorProxy:
                 self._forget(request)
             self._push()
         for request in sent.requests:
-            self._context.hub.at(AWAY_S, partial(self._give_back, request, reason))
+            self._context.hub.at(AWAY_S, partial(self._return, request, reason))
 
-    def _give_back(self, request: InFlight, reason: str) -> None:
+    def _return(self, request: InFlight, reason: str) -> None:
         self._forget(request)
         task, attempt = request.launch.task, request.launch.attempt
         self._emit(TaskWithdrawn(self._now_s(), task, attempt, self.device.id))
@@ -514,7 +514,7 @@ def _ask(
         return
     asked_s = now_s()
 
-    def told(answer: Any) -> None:
+    def answered(answer: Any) -> None:
         if isinstance(answer, Exception):
             done(answer)
             return
@@ -522,4 +522,4 @@ def _ask(
         found = (heard_s - asked_s, answer - (asked_s + heard_s) / 2.0)
         _ask(handle, now_s, in_hub, done, left - 1, min(best, found))
 
-    handle.now.options(concurrency_group=MESSAGES).remote()._on_completed(in_hub(told))
+    handle.now.options(concurrency_group=MESSAGES).remote()._on_completed(in_hub(answered))

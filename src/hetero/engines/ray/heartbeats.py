@@ -66,7 +66,7 @@ class HostMonitor:
         self._joined = joined
         self._silent: set[str] = set()
         if self._watched or joined is not None:
-            hub.call(self._look)
+            hub.call(self._check_hosts)
 
     def there(self, name: str) -> Host | None:
         """Return a host that is part of the cluster and not silent, None when it is away."""
@@ -77,7 +77,7 @@ class HostMonitor:
         for watched in self._watched.values():
             _end(watched)
 
-    def _look(self) -> None:
+    def _check_hosts(self) -> None:
         hosts = {host.name: host for host in self._cluster.hosts()}
         if self._joined is not None:
             for host in [host for host in hosts.values() if host.name not in (OWN_HOST, *self._watched)]:
@@ -88,7 +88,7 @@ class HostMonitor:
             if monotonic_s() - watched.answered_s > SILENT_S and watched.name not in self._silent:
                 self._silent.add(watched.name)
                 self._on_silent(watched.name)
-        self._hub.at(BEAT_S, self._look)
+        self._hub.at(BEAT_S, self._check_hosts)
 
     def _ask(self, watched: _Watched, host: Host | None) -> None:
         if host is not None and host.node_id != watched.node_id:

@@ -117,12 +117,12 @@ class JobServer:
         try:
             request = record_of(parse_json(line.decode(), "the request"), {"token": str, "do": str}, "the request")
         except (UnicodeError, FileError) as error:
-            self._listening.tell(peer, "no request")
+            self._listening.log_rejected(peer, "no request")
             raise BadValueError(
                 "this is no request of hetero", remedy="use 'hetero cluster submit' or 'hetero cluster jobs'"
             ) from error
         if not hmac.compare_digest(request["token"].encode(errors="replace"), self._token.encode()):
-            self._listening.tell(peer, "another token")
+            self._listening.log_rejected(peer, "another token")
             raise BadValueError(
                 "the cluster refuses this token", remedy="copy the head's to this host and give --token-file FILE"
             )

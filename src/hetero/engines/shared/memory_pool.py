@@ -257,7 +257,7 @@ class MemoryPool:
         while self._returned:
             place = self._returned.popleft()
             if place.segment == POOL:
-                self._allocator.give(place.offset)
+                self._allocator.release(place.offset)
             elif place.segment in self._spills:
                 self._spills.pop(place.segment).close()
                 self.closed_segments(place.segment)
@@ -291,7 +291,7 @@ class Allocator:
     >>> one, two = pool.take(5000), pool.take(1)
     >>> one, two, pool.take(1)
     (0, 8192, None)
-    >>> pool.give(one)
+    >>> pool.release(one)
     >>> pool.usage().used_bytes
     4096
     """
@@ -325,7 +325,7 @@ class Allocator:
         self._peak = max(self._peak, self._used)
         return offset
 
-    def give(self, offset: int) -> None:
+    def release(self, offset: int) -> None:
         """Free a block."""
         size = self._taken.pop(offset)
         self._used -= size

@@ -172,7 +172,7 @@ class BatchPlanner:
             size = min(wanted, max(size, own))
         return int(min(size, left))
 
-    def give(self, name: str, ticket: int, size: float, now_s: float) -> None:
+    def assign(self, name: str, ticket: int, size: float, now_s: float) -> None:
         """Record that a device was given a batch."""
         state = self._states[name]
         law = state.sizes.law

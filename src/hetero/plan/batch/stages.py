@@ -132,7 +132,7 @@ class StagePlanner:
             return (stages[-1], stages[-1]) if stages else None
         return best
 
-    def give(self, name: str, ticket: int, step: Step, size: float) -> None:
+    def assign(self, name: str, ticket: int, step: Step, size: float) -> None:
         """Record that a device was given a batch."""
         self._desks[name].queue[ticket] = step, size
         self._desks[name].idle = False

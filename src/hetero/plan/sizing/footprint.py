@@ -10,10 +10,11 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from math import ceil
 from typing import Literal
+from warnings import warn
 
 from hetero.model.architecture import ModelSpec, Parameters
 from hetero.model.quantisation import NumberFormat, number_format
-from hetero.model.workload import ENGINES, OPTIMISERS, Sharding, WorkloadSpec
+from hetero.model.workload import ENGINES, OPTIMIZERS, Sharding, WorkloadSpec
 
 __all__ = [
     "Answer",
@@ -46,7 +47,7 @@ class Footprint:
     weights : as stored, adapters included
     kv_cache : keys and values of every sequence
     activations : what a backward pass needs, or nothing
-    gradients, optimiser : of the trainable weights; master weights belong to the optimiser
+    gradients, optimizer : of the trainable weights; master weights belong to the optimizer
     buffers : the largest that is needed for a moment: logits, one layer's work, unpacked or gathered weights
     reserve : what the driver and the libraries take
     """
@@ -55,9 +56,15 @@ class Footprint:
     kv_cache: int = 0
     activations: int = 0
     gradients: int = 0
-    optimiser: int = 0
+    optimizer: int = 0
     buffers: int = 0
     reserve: int = 0
+
+    @property
+    def optimiser(self) -> int:
+        """The optimizer, under the name of the last version."""
+        warn("Footprint.optimiser is now Footprint.optimizer", DeprecationWarning, stacklevel=2)
+        return self.optimizer
 
     @property
     def total(self) -> int:
@@ -208,7 +215,7 @@ def _weights(work: WorkloadSpec, spread: Sharding, shared: bool) -> tuple[float,
 
 
 def _learning(work: WorkloadSpec, spread: Sharding) -> tuple[float, float, float]:
-    """Return the bytes of adapters, gradients and optimiser on one device."""
+    """Return the bytes of adapters, gradients and optimizer on one device."""
     if not work.training:
         return 0.0, 0.0, 0.0
     count = work.model.parameters()
@@ -219,7 +226,7 @@ def _learning(work: WorkloadSpec, spread: Sharding) -> tuple[float, float, float
         with_gradient = count.total / spread.tensor / spread.pipeline
     replicas = spread.data
     kept = with_gradient / (replicas if spread.zero >= 2 and spread.synced else 1)
-    rule = OPTIMISERS[work.optimizer]
+    rule = OPTIMIZERS[work.optimizer]
     state = rule.moments * (rule.moment_bytes or own) + (4.0 if work.master_weights else 0.0)
     adapters = trainable * own if work.job == "lora" else 0.0
     return (
@@ -249,7 +256,7 @@ def footprint(work: WorkloadSpec, spread: Sharding | None = None, shared: bool =
 
     Notes
     -----
-    weights + kv_cache + activations + gradients + optimiser + max(buffers) + reserve. Weights are counted from the
+    weights + kv_cache + activations + gradients + optimizer + max(buffers) + reserve. Weights are counted from the
     architecture. Activations are the tensors that autograd keeps (see `fit_activations`). Under pipelining a stage
     keeps the activations of as many micro-batches as there are stages (one forward, one backward). Under ZeRO-3 the
     weights of two layers and of the root are gathered for a moment.
@@ -268,7 +275,7 @@ def footprint(work: WorkloadSpec, spread: Sharding | None = None, shared: bool =
     """
     spread = spread or Sharding()
     weights, unpacked = _weights(work, spread, shared)
-    adapters, gradients, optimiser = _learning(work, spread)
+    adapters, gradients, optimizer = _learning(work, spread)
     tokens = work.batch * work.context
     kept = moment = 0.0
     if work.training:
@@ -284,7 +291,7 @@ def footprint(work: WorkloadSpec, spread: Sharding | None = None, shared: bool =
         kv_cache=ceil(_kv(work, spread)),
         activations=ceil(kept),
         gradients=ceil(gradients),
-        optimiser=ceil(optimiser),
+        optimizer=ceil(optimizer),
         buffers=ceil(moment + unpacked),
         reserve=0 if shared else engine.reserve_bytes,
     )

@@ -75,7 +75,7 @@ def shardings(work: WorkloadSpec, count: int) -> Iterator[Sharding]:
     """Yield the usual ways to spread a workload over that many devices, the simplest first.
 
     llama.cpp splits by layers; other inference splits matrices over devices that divide the heads, and layers beyond;
-    training splits weights, gradients and optimiser over replicas, then also matrices over up to eight devices.
+    training splits weights, gradients and optimizer over replicas, then also matrices over up to eight devices.
     """
     if work.training:
         yield Sharding(data=count, zero=3)
@@ -121,7 +121,7 @@ def _other_workloads(work: WorkloadSpec) -> Iterator[tuple[str, str, WorkloadSpe
     if not work.training and number_format(work.kv).bits > 9:
         yield "keep the KV cache in 8 bits", "a little accuracy", replace(work, kv="fp8")
     if work.training and work.optimizer.startswith("adam") and work.optimizer != "adamw-8bit" and work.job != "lora":
-        yield "keep the optimiser in 8 bits", "a little accuracy", replace(work, optimizer="adamw-8bit")
+        yield "keep the optimizer in 8 bits", "a little accuracy", replace(work, optimizer="adamw-8bit")
     if work.batch > 1:
         yield "take one sequence at a time", "throughput", replace(work, batch=1)
     if work.job in ("finetune",):

@@ -57,7 +57,7 @@ def _exchanged_bytes(work: WorkloadSpec, spread: Sharding) -> float:
 
 
 def training_amounts(work: WorkloadSpec, spread: Sharding, rates: DeviceRates) -> Vector:
-    """Return the amounts of one step: forward, backward, what is computed again, exchange and optimiser.
+    """Return the amounts of one step: forward, backward, what is computed again, exchange and optimizer.
 
     Notes
     -----
@@ -77,7 +77,7 @@ def training_amounts(work: WorkloadSpec, spread: Sharding, rates: DeviceRates) -
         forward[TERMS.index("prompt")] += 2.0 * outputs * tokens / rates.flop_per_s / spread.tensor
     found = forward * again * (2 * spread.pipeline - 1) / spread.pipeline**2
     need = footprint(work, spread)
-    found[TERMS.index("weights")] += 2 * (need.optimiser + need.gradients) / rates.bytes_per_s
+    found[TERMS.index("weights")] += 2 * (need.optimizer + need.gradients) / rates.bytes_per_s
     found[TERMS.index("link")] += _exchanged_bytes(work, spread) / rates.link_bytes_per_s
     if spread.data > 1:
         found[TERMS.index("reduce")] += work.model.layers * np.log2(spread.data)

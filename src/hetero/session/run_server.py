@@ -194,10 +194,10 @@ class Publication:
         if not end:
             return None
         known = hmac.compare_digest(given.strip(), self._token.encode())
-        answer = self._look() if known else {"error": "the token is wrong"}
+        answer = self._snapshot() if known else {"error": "the token is wrong"}
         return json.dumps(answer).encode() + b"\n"
 
-    def _look(self) -> dict[str, object]:
+    def _snapshot(self) -> dict[str, object]:
         from hetero.session.snapshot import snapshot
 
         ctx = self._ctx()

@@ -252,7 +252,7 @@ def _space(tree: Tree, given: Iterator[tuple[Key, object]]) -> dict[str, Range]:
     if not space:
         raise ConfigError(
             f"{tree.name}: nothing is left open to search",
-            remedy="write a range, as in train.learning_rate: {log: [1e-4, 1e-1]}; see examples/search.yaml",
+            remedy="write a range, as in train.learning_rate: {log: [1e-4, 1e-1]}; see examples/tune.yaml",
         )
     return space
 

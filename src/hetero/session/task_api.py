@@ -14,7 +14,7 @@ from hetero.drive.frame import current
 from hetero.engines.base import Channel, NodeUsage
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.model.device import Device
-from hetero.session.watching import log_to_stderr
+from hetero.session.debug_log import log_to_stderr
 
 __all__ = [
     "get_current_device",

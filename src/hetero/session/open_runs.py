@@ -16,7 +16,7 @@ from hetero.floor.documents import parse_json, record_of
 from hetero.floor.errors import BadValueError, ExitCode, FileError, HeteroError, did_you_mean
 from hetero.floor.private import file_socket, user_id, user_name
 from hetero.floor.units import shown
-from hetero.session.published import PATIENCE_S, answers, read_descriptor, run_folder, sweep
+from hetero.session.run_server import PATIENCE_S, answers, read_descriptor, run_folder, sweep
 from hetero.session.snapshot import Snapshot
 
 __all__ = ["OpenRun", "RunGoneError", "ask", "find", "open_runs"]

@@ -23,10 +23,10 @@ from hetero.floor import settings
 from hetero.floor.documents import read_record
 from hetero.floor.errors import FileError
 
-__all__ = ["Kept", "backend_key", "digest"]
+__all__ = ["DiskCache", "backend_key", "digest"]
 
 
-class Kept:
+class DiskCache:
     """A dictionary in a file under HETERO_HOME.
 
     Parameters

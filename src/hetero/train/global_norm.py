@@ -1,0 +1,261 @@
+"""Batch normalisation over the whole batch, where each process has a part of it.
+
+In: a group of processes, each with its rows of a batch, as unequal as they like. Out: torch's batch normalisation
+with the statistics of all rows, forward, backward and in the buffers. It must not exchange anything but a row of
+statistics forward and another backward, and knows nothing of models or optimizers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
+
+__all__ = ["GroupLike", "install", "uninstall"]
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class GroupLike(Protocol):
+    """Processes that add up rows of numbers in host memory."""
+
+    @property
+    def rank(self) -> int:
+        """Return which of them this one is, from 0."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """Return how many they are."""
+        ...
+
+    def all_reduce(self, tensor: Any) -> object:
+        """Replace a row by the sum over all."""
+        ...
+
+
+_replaced: list[tuple[Any, str, Any]] = []
+
+
+def install(group_of: Callable[[], GroupLike | None]) -> None:
+    """Have torch normalise batches over a group of processes; a second call replaces the first.
+
+    Parameters
+    ----------
+    group_of
+        Returns the group over which the batch is cut when a layer is about to normalise; None, or a group of one, to
+        normalise as torch does. All members of a group must normalise the same layers in the same order, a member
+        without rows too.
+
+    Notes
+    -----
+    `torch.nn.functional.batch_norm` is replaced, which the modules of batch normalisation call, and the forward pass
+    of `torch.nn.SyncBatchNorm`, which becomes the same. The gradients of weight and bias are those of the own rows,
+    to be summed over the group with all others; the gradient that comes in is that of the summed loss. A compiled
+    function is interrupted at each layer that normalises in training; one compiled with ``fullgraph`` is refused by
+    torch. `torch.batch_norm` itself is not replaced.
+    """
+    uninstall()
+    functional = torch.nn.functional
+    plain, synchronised = functional.batch_norm, SyncBatchNorm.forward
+
+    def batch_norm(
+        input: Any,
+        running_mean: Any,
+        running_var: Any,
+        weight: Any = None,
+        bias: Any = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Any:
+        if training and torch.compiler.is_compiling():  # torch runs this part uncompiled then
+            raise NotImplementedError("batch normalisation over several processes cannot be compiled")
+        group = group_of() if training else None
+        if group is None or group.world_size < 2:
+            return plain(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        normalise = torch.compiler.disable(_normalise) if "torch._dynamo" in sys.modules else _normalise
+        return normalise(group, input, running_mean, running_var, weight, bias, momentum, eps)
+
+    def forward(self: Any, input: Any) -> Any:
+        group = group_of()
+        return (synchronised if group is None or group.world_size < 2 else _BatchNorm.forward)(self, input)
+
+    batch_norm.__doc__ = plain.__doc__
+    _replaced.extend([(functional, "batch_norm", plain), (SyncBatchNorm, "forward", synchronised)])
+    functional.batch_norm = batch_norm
+    SyncBatchNorm.forward = forward
+
+
+def uninstall() -> None:
+    """Put torch's own functions back."""
+    while _replaced:
+        owner, name, original = _replaced.pop()
+        setattr(owner, name, original)
+
+
+def _normalise(
+    group: GroupLike, x: Any, running_mean: Any, running_var: Any, weight: Any, bias: Any, momentum: float, eps: float
+) -> Any:
+    if eps <= 0.0:
+        raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
+    with torch.no_grad():
+        count, mean, squares = _whole_statistics(group, x.detach())
+        if count == 1:
+            torch.nn.functional._verify_batch_size(torch.Size((1, *x.shape[1:2])))
+        if count and running_mean is not None:
+            running_mean.mul_(1 - momentum).add_(mean.to(running_mean), alpha=momentum)
+        if count and running_var is not None:
+            running_var.mul_(1 - momentum).add_((squares / (count - 1)).to(running_var), alpha=momentum)
+        kind = torch.float32 if x.dtype in _HALF else x.dtype
+        place = {"dtype": kind, "device": x.device}
+        mean, variance = mean.to(**place), (squares / max(count, 1)).to(**place)
+    return _GlobalNorm.apply(x, weight, bias, group, count, mean, variance, eps)
+
+
+def _whole_statistics(group: GroupLike, x: Any) -> tuple[int, Any, Any]:
+    """Return how many values a channel has, their means and the sums of their squared distances from them.
+
+    Notes
+    -----
+    mean ← mean + δ nᵢ/n, M2 ← M2 + M2ᵢ + δ² nᵢ (n − nᵢ)/n with δ = meanᵢ − mean, rank after rank; Chan, Golub and
+    LeVeque 1983. In float64, in the same order everywhere, so that all members have the same bits.
+    """
+    channels = x.shape[1]
+    own = torch.zeros(1 + 2 * channels, dtype=torch.float64)
+    if x.numel():
+        own[0] = x.numel() // channels
+        own[1 : 1 + channels], own[1 + channels :] = _own_statistics(x)
+        own[1 + channels :] *= own[0]
+    rows = _gathered(group, own)
+    total, mean, squares = 0.0, rows[0, 1 : 1 + channels].clone(), rows[0, 1 + channels :].clone()
+    for rank, each in enumerate(rows):
+        count = float(each[0])
+        total += count
+        if rank and count:
+            apart = each[1 : 1 + channels] - mean
+            mean += apart * (count / total)
+            squares += each[1 + channels :] + apart * apart * (count * (total - count) / total)
+    return int(total), mean, squares
+
+
+def _own_statistics(x: Any) -> tuple[Any, Any]:
+    """Return mean and biased variance of each channel."""
+    x = x.float() if x.dtype in _HALF else x
+    if x.device.type == "cpu":
+        mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
+    else:
+        variance, mean = torch.var_mean(x, _reduced(x), correction=0)
+    return mean, variance
+
+
+def _reduced(x: Any) -> list[int]:
+    return [0, *range(2, x.dim())]
+
+
+def _gathered(group: GroupLike, own: Any) -> Any:
+    """Return the rows of all members; a sum of rows of which each member fills its own."""
+    rows = torch.zeros(group.world_size, own.numel(), dtype=torch.float64)
+    rows[group.rank] = own
+    group.all_reduce(rows)
+    return rows
+
+
+def _summed(group: GroupLike, own: Any) -> Any:
+    """Return the sum of a row over the members, added in the order of their ranks."""
+    rows = _gathered(group, own.detach())
+    total = rows[0]
+    for each in rows[1:]:
+        total = total + each
+    return total.to(own)
+
+
+class _Summed(torch.autograd.Function):  # type: ignore[misc]
+    """The sum of a row over the members, as often differentiable as one likes."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Any, group: GroupLike) -> Any:
+        ctx.group = group
+        return _summed(group, own)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
+        return _Summed.apply(gradient, ctx.group), None
+
+
+class _GlobalNorm(torch.autograd.Function):  # type: ignore[misc]
+    """y = (x − mean) / √(variance + ε) · weight + bias, where mean and variance are functions of all rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Any, weight: Any, bias: Any, group: GroupLike, count: int, mean: Any, variance: Any, eps: float
+    ) -> Any:
+        ctx.save_for_backward(x, weight)
+        ctx.group, ctx.count, ctx.mean, ctx.variance, ctx.eps = group, max(count, 1), mean, variance, eps
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        return _transformed(ctx, x.to(mean.dtype), weight, bias).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> tuple[Any, ...]:
+        x, weight = ctx.saved_tensors
+        wide, dy = x.to(ctx.mean.dtype), dy.to(ctx.mean.dtype)
+        # The gradient is to be differentiated again where grad mode is on.
+        formula = _differentiable_gradients if torch.is_grad_enabled() else _gradients
+        dx, of_weight, of_bias = formula(ctx, wide, dy, weight)
+        return (
+            None if dx is None else dx.to(x.dtype),
+            None if weight is None else of_weight.to(weight.dtype),
+            None if ctx.bias_dtype is None else of_bias.to(ctx.bias_dtype),
+            *[None] * 5,
+        )
+
+
+def _transformed(ctx: Any, x: Any, weight: Any, bias: Any) -> Any:
+    """Return (x − mean) / √(variance + ε) · weight + bias."""
+    weight, bias = (None if value is None else value.to(ctx.mean) for value in (weight, bias))
+    return torch.batch_norm(x, weight, bias, ctx.mean, ctx.variance, False, 0.0, ctx.eps, False)
+
+
+def _gradients(ctx: Any, x: Any, dy: Any, weight: Any) -> tuple[Any, Any, Any]:
+    """Return the gradients of x, weight and bias.
+
+    Notes
+    -----
+    With x̂ = (x − mean)/σ: dx = weight/σ · (dy − Σdy/n − x̂ Σ(dy·x̂)/n), the sums over the rows of all members; the
+    gradients of weight and bias are the sums over the own.
+    """
+    inverse = 1.0 / torch.sqrt(ctx.variance + ctx.eps)
+    if x.device.type == "cpu" and x.numel():
+        _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
+            dy, x, None, None, None, ctx.mean, inverse, True, ctx.eps, [False, True, True]
+        )
+    else:
+        of_bias = dy.sum(_reduced(x))
+        of_weight = (dy * (x - _broadcast(ctx.mean, x))).sum(_reduced(x)) * inverse
+    if not ctx.needs_input_grad[0]:
+        return None, of_weight, of_bias
+    sums = _summed(ctx.group, torch.cat([of_weight, of_bias])) / ctx.count
+    scale = inverse if weight is None else inverse * weight
+    dx = _transformed(ctx, x, -scale * sums[: len(scale)], -scale * sums[len(scale) :])
+    return dx.addcmul_(dy, _broadcast(scale, x)), of_weight, of_bias
+
+
+def _differentiable_gradients(ctx: Any, x: Any, dy: Any, weight: Any) -> tuple[Any, Any, Any]:
+    """Return what `_gradients` does, as functions of x, dy and weight that torch can differentiate."""
+    reduced = _reduced(x)
+    centred = x - _broadcast(_Summed.apply(x.sum(reduced), ctx.group) / ctx.count, x)
+    variance = _Summed.apply((centred * centred).sum(reduced), ctx.group) / ctx.count
+    inverse = _broadcast(1.0 / torch.sqrt(variance + ctx.eps), x)
+    normal = centred * inverse
+    of_weight, of_bias = (dy * normal).sum(reduced), dy.sum(reduced)
+    means = _Summed.apply(torch.cat([of_weight, of_bias]), ctx.group) / ctx.count
+    inner = dy - _broadcast(means[x.shape[1] :], x) - normal * _broadcast(means[: x.shape[1]], x)
+    return (inner if weight is None else inner * _broadcast(weight, x)) * inverse, of_weight, of_bias
+
+
+def _broadcast(values: Any, x: Any) -> Any:
+    """Return one value a channel, to be combined with x."""
+    return values.to(x.dtype).view(1, -1, *[1] * (x.dim() - 2))

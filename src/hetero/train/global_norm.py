@@ -125,21 +125,23 @@ def _whole_statistics(group: GroupLike, x: Any) -> tuple[int, Any, Any]:
     LeVeque 1983. In float64, in the same order everywhere, so that all members have the same bits.
     """
     channels = x.shape[1]
-    own = torch.zeros(1 + 2 * channels, dtype=torch.float64)
+    table = torch.zeros(group.world_size, 1 + 2 * channels, dtype=torch.float64)
+    rows: Any = table.numpy()  # of so few numbers, NumPy is quicker
     if x.numel():
-        own[0] = x.numel() // channels
-        own[1 : 1 + channels], own[1 + channels :] = _own_statistics(x)
-        own[1 + channels :] *= own[0]
-    rows = _gathered(group, own)
-    total, mean, squares = 0.0, rows[0, 1 : 1 + channels].clone(), rows[0, 1 + channels :].clone()
-    for rank, each in enumerate(rows):
-        count = float(each[0])
+        own, count = rows[group.rank], x.numel() // channels
+        own[0] = count
+        own[1 : 1 + channels], own[1 + channels :] = (each.cpu().numpy() for each in _own_statistics(x))
+        own[1 + channels :] *= count
+    group.all_reduce(table)
+    total, mean, squares = rows[0, 0], rows[0, 1 : 1 + channels].copy(), rows[0, 1 + channels :].copy()
+    for each in rows[1:]:
+        count = each[0]
         total += count
-        if rank and count:
+        if count:
             apart = each[1 : 1 + channels] - mean
             mean += apart * (count / total)
             squares += each[1 + channels :] + apart * apart * (count * (total - count) / total)
-    return int(total), mean, squares
+    return int(total), torch.from_numpy(mean), torch.from_numpy(squares)
 
 
 def _own_statistics(x: Any) -> tuple[Any, Any]:
@@ -156,21 +158,16 @@ def _reduced(x: Any) -> list[int]:
     return [0, *range(2, x.dim())]
 
 
-def _gathered(group: GroupLike, own: Any) -> Any:
-    """Return the rows of all members; a sum of rows of which each member fills its own."""
-    rows = torch.zeros(group.world_size, own.numel(), dtype=torch.float64)
-    rows[group.rank] = own
-    group.all_reduce(rows)
-    return rows
-
-
 def _summed(group: GroupLike, own: Any) -> Any:
     """Return the sum of a row over the members, added in the order of their ranks."""
-    rows = _gathered(group, own.detach())
+    table = torch.zeros(group.world_size, own.numel(), dtype=torch.float64)
+    rows: Any = table.numpy()
+    rows[group.rank] = own.detach().cpu().numpy()
+    group.all_reduce(table)
     total = rows[0]
     for each in rows[1:]:
         total = total + each
-    return total.to(own)
+    return torch.from_numpy(total).to(own)
 
 
 class _Summed(torch.autograd.Function):  # type: ignore[misc]

@@ -63,11 +63,14 @@ class _Cut:
         """Return a copy of the own rows, dense, its dimensions in the same order in memory."""
         return self.part(whole).clone()
 
-    def stretched(self, own: Any, device: object = None) -> Any:
+    def stretched(self, own: Any) -> Any:
         """Return an empty tensor for all rows that lies in memory as one process would have it.
 
         The order in which kernels draw follows the strides. Dimensions outside the batch in memory move apart.
         """
+        shape = self.widened(own.shape)
+        if self.rows.count > 1 and own.is_contiguous():
+            return torch.empty(shape, dtype=own.dtype, device=own.device)
         each, ties = own.stride(self.dim), self.rows.count <= 1
         apart = (self.rows.whole - max(self.rows.count, 1)) * each
         strides = [
@@ -76,8 +79,7 @@ class _Cut:
             else stride
             for dim, (size, stride) in enumerate(zip(own.shape, own.stride(), strict=True))
         ]
-        shape = self.widened(own.shape)
-        return torch.empty_strided(shape, strides, dtype=own.dtype, device=device or own.device)
+        return torch.empty_strided(shape, strides, dtype=own.dtype, device=own.device)
 
     def placed(self, value: Any, dims: int, fill: float) -> Any:
         """Return a parameter of a distribution for all rows: the own in their place, the others harmless.
@@ -268,10 +270,8 @@ class WholeDraws:
         cut = self._cut_of(name, input)
         if cut is None:
             return original(input, *args, **options)
-        device = options.pop("device", None)
         requires_grad = options.pop("requires_grad", False)
-        whole = original(cut.stretched(input, "meta"), *args, device=device or input.device, **options)
-        own = cut.own(whole)
+        own = cut.own(original(cut.stretched(input), *args, **options))
         return own.requires_grad_() if requires_grad else own
 
     def _in_place(self, name: str, original: Any, tensor: Any, *args: Any, **options: Any) -> Any:
@@ -365,7 +365,8 @@ class WholeDraws:
         if is_of_features:
             whole = torch.empty(cut.widened(shape), dtype=input.dtype, device=input.device)
         else:
-            whole = torch.empty_like(cut.stretched(input, "meta"), device=input.device)
+            whole = cut.stretched(input)
+            whole = whole if whole.is_contiguous() else torch.empty_like(whole)
         factor, added = self._noise(cut, whole, p, is_alpha, is_of_features)
         result = input.mul_(factor) if name.endswith("_") else input * factor
         return result if added is None else result.add_(added) if name.endswith("_") else result + added

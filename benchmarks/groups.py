@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import Bench, arguments
-from hetero.model.fabric import Fabric, Part, Wire
+from hetero.model.fabric import Fabric, FabricPart, Wire
 from hetero.plan.collectives.groups import best_group, group_bandwidth
 
 COUNT = 8
@@ -23,7 +23,7 @@ COUNT = 8
 def cluster(seed: int) -> Fabric:
     """Return 64 devices on 8 hosts: NVSwitch, bridged pairs or PCIe alone, networks of four speeds, all a bit off."""
     draw = np.random.default_rng(seed)
-    parts, wires = [Part("net", "network")], []
+    parts, wires = [FabricPart("net", "network")], []
 
     def wire(one: str, other: str, kind: str, rate: float) -> None:
         wires.append(Wire(one, other, kind, rate * (1.0 + 0.05 * draw.random())))
@@ -31,13 +31,13 @@ def cluster(seed: int) -> Fabric:
     kinds = draw.permutation([0, 0, 1, 2, 2, 3, 3, 3])
     for host, kind in enumerate(f"{kind}" for kind in kinds):
         name = f"h{host}"
-        parts += [Part(f"{name}/numa:{at}", "numa", host=name) for at in range(2)]
-        parts += [Part(f"{name}/nic", "nic", host=name), Part(f"{name}/nvswitch", "switch", host=name)]
+        parts += [FabricPart(f"{name}/numa:{at}", "numa", host=name) for at in range(2)]
+        parts += [FabricPart(f"{name}/nic", "nic", host=name), FabricPart(f"{name}/nvswitch", "switch", host=name)]
         wire(f"{name}/numa:0", f"{name}/numa:1", "smp", 20e9)
         wire(f"{name}/nic", f"{name}/numa:0", "pcie", 31e9)
         wire(f"{name}/nic", "net", "network", float(draw.choice([1.25e9, 3.1e9, 12.5e9, 50e9])))
         for at in range(8):
-            parts.append(Part(f"{name}/cuda:{at}", "device", host=name, numa=at // 4))
+            parts.append(FabricPart(f"{name}/cuda:{at}", "device", host=name, numa=at // 4))
             wire(f"{name}/cuda:{at}", f"{name}/numa:{at // 4}", "pcie", 16e9)
             if kind == "1" and at < 6:
                 wire(f"{name}/cuda:{at}", f"{name}/nvswitch", "nvlink", 300e9)
@@ -49,7 +49,7 @@ def cluster(seed: int) -> Fabric:
 def tangle(seed: int) -> Fabric:
     """Return 64 devices of which every pair has a link of its own, of any rate: nothing to go by."""
     draw = np.random.default_rng(1000 + seed)
-    parts = tuple(Part(f"d{at:02}", "device") for at in range(64))
+    parts = tuple(FabricPart(f"d{at:02}", "device") for at in range(64))
     pairs = combinations(parts, 2)
     return Fabric(parts, tuple(Wire(a.id, b.id, "other", float(draw.uniform(1e9, 100e9))) for a, b in pairs))
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hetero.backends.topology import from_matrix
 from hetero.floor.errors import BadValueError, NothingFitsError
-from hetero.model.fabric import Fabric, Part, Wire
+from hetero.model.fabric import Fabric, FabricPart, Wire
 from hetero.plan.collectives.group_search import Search, searched
 from hetero.plan.collectives.groups import COLLECTIVES, Terms, best_group, group_bandwidth
 from tests.matrices import DGX1_V100, DGX_A100
@@ -27,7 +27,7 @@ def _speeds(n: int, seed: int, levels: int) -> np.ndarray:
 
 
 def _fabric(speeds: np.ndarray) -> Fabric:
-    parts = tuple(Part(f"d{at:02}", "device") for at in range(len(speeds)))
+    parts = tuple(FabricPart(f"d{at:02}", "device") for at in range(len(speeds)))
     wires = tuple(
         Wire(f"d{one:02}", f"d{other:02}", "nvlink", float(speeds[one, other]))
         for one, other in combinations(range(len(speeds)), 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
 from importlib import import_module
@@ -94,6 +95,12 @@ def test_shown_keywords_are_those_that_are_taken() -> None:
 def test_any_stands_in_no_more_places_than_before() -> None:
     found = sum(isinstance(node, ast.Name) and node.id == "Any" for _, tree in trees() for node in ast.walk(tree))
     assert found <= MOST_ANY, f"{found} places say Any: use object, a TypeVar, a Protocol or an alias of hetero.floor"
+
+
+def test_a_class_name_means_one_thing() -> None:
+    found = Counter(node.name for _, tree in trees() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    twice = {name for name, count in found.items() if count > 1}
+    assert twice == {"Split"}, "what `hetero.train.split` makes, and the command that traces know by this name"
 
 
 def test_options_of_a_context_are_its_keywords_and_keys_of_its_configuration() -> None:

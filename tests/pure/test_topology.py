@@ -15,7 +15,7 @@ from hetero.backends.topology_places import fabric_here
 from hetero.backends.topology_system import from_system
 from hetero.floor.errors import BadValueError, GraphError
 from hetero.model.device import Device, DeviceType
-from hetero.model.fabric import Fabric, Part, Wire
+from hetero.model.fabric import Fabric, FabricPart, Wire
 from tests.matrices import DGX1_V100, DGX_A100, TWO_BRIDGED, TWO_CONSUMER
 
 
@@ -150,7 +150,7 @@ def test_a_file_that_is_neither_is_told_what_it_could_be() -> None:
 
 
 def test_bytes_do_not_pass_through_another_device() -> None:
-    parts = tuple(Part(name, "device") for name in "abc")
+    parts = tuple(FabricPart(name, "device") for name in "abc")
     fabric = Fabric(parts, (Wire("a", "b", "nvlink", 1e9), Wire("b", "c", "nvlink", 1e9)))
     with pytest.raises(BadValueError, match="no links lead from a to c"):
         fabric.path("a", "c")
@@ -158,7 +158,7 @@ def test_bytes_do_not_pass_through_another_device() -> None:
 
 
 def test_of_equally_wide_ways_the_shorter_is_taken_even_where_a_wider_one_begins() -> None:
-    parts = (Part("a", "device"), Part("b", "device"), *(Part(name, "switch") for name in "xyz"))
+    parts = (FabricPart("a", "device"), FabricPart("b", "device"), *(FabricPart(name, "switch") for name in "xyz"))
     wide = [Wire("a", "x", "pcie", 9e9), Wire("x", "y", "pcie", 9e9), Wire("y", "z", "pcie", 9e9)]
     fabric = Fabric(parts, (*wide, Wire("a", "z", "pcie", 5e9), Wire("z", "b", "pcie", 4e9)))
     assert fabric.path("a", "b").parts == ("a", "z", "b")

@@ -14,7 +14,7 @@ from hetero.drive.sim import Costs, Program, SimHooks, SimLease, SimResult, SimT
 from hetero.floor.errors import BadValueError
 from hetero.model.commands import LeaseChanged
 from hetero.model.device import Device, DeviceType
-from hetero.model.fabric import Fabric, Part, Wire
+from hetero.model.fabric import Fabric, FabricPart, Wire
 from hetero.model.leases import LeasePhase, LeaseRequest
 from hetero.model.tasks import Request, Task
 from hetero.model.topology import Topology
@@ -99,10 +99,10 @@ def test_a_worker_that_dies_and_starts_again_leaves_its_lease_as_it_was() -> Non
 
 
 def test_devices_that_must_share_nvlink_or_a_numa_node_do() -> None:
-    parts = [Part(gpu.id, "device", host=gpu.host, numa=0) for gpu in GPUS]
+    parts = [FabricPart(gpu.id, "device", host=gpu.host, numa=0) for gpu in GPUS]
     wires = [Wire(gpu.id, "switch", "pcie", 16e9) for gpu in GPUS]
     wires.append(Wire("h0/cuda:1", "h1/cuda:0", "nvlink", 100e9))
-    topology = Topology(fabric=Fabric((*parts, Part("switch", "switch")), tuple(wires)))
+    topology = Topology(fabric=Fabric((*parts, FabricPart("switch", "switch")), tuple(wires)))
     wishes = [
         LeaseRequest(count=2, together="nvlink"),
         LeaseRequest(count=2, together="link:nvlink"),

@@ -28,7 +28,7 @@ from hetero.model.leases import LeasePhase, LeaseRequest
 from hetero.model.topology import Topology
 
 if TYPE_CHECKING:
-    from hetero.model.fabric import Fabric, Part
+    from hetero.model.fabric import Fabric, FabricPart
     from hetero.model.leases import LeaseRequest
 
 __all__ = [
@@ -450,7 +450,7 @@ def _wanted(sort: str, members: Sequence[tuple[Kind, object]]) -> Iterator[Devic
         yield DeviceRequest(sort, kind.spec.name, kind.spec.kind, count, host, rack, tuple(islice(ids, count)))
 
 
-def _parts_of(kind: Kind) -> Sequence[Part]:
+def _parts_of(kind: Kind) -> Sequence[FabricPart]:
     return [] if kind.fabric is None else [part for part in kind.fabric.devices if _same(part.name, kind.spec.name)]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from hetero.floor.errors import BadValueError, MissingPackageError
 from hetero.floor.files import output_picture
 from hetero.floor.units import format_rate
-from hetero.model.fabric import Fabric, Part
+from hetero.model.fabric import Fabric, FabricPart
 
 __all__ = ["draw"]
 
@@ -28,7 +28,7 @@ _COLOURS = {
 }
 
 
-def _row(fabric: Fabric, part: Part) -> int:
+def _row(fabric: Fabric, part: FabricPart) -> int:
     kinds = {wire.kind for wire in fabric.wires if part.id in (wire.one, wire.other)}
     if part.kind == "switch" and kinds == {"nvlink"}:
         return -1
@@ -37,7 +37,7 @@ def _row(fabric: Fabric, part: Part) -> int:
 
 def _places(fabric: Fabric) -> dict[str, tuple[float, float]]:
     """Lay out the parts: devices side by side by NUMA node, the others centred over what they join."""
-    rows: dict[int, list[Part]] = {}
+    rows: dict[int, list[FabricPart]] = {}
     for part in fabric.parts:
         rows.setdefault(_row(fabric, part), []).append(part)
     beside = {part.id: _neighbours(fabric, part.id) for part in fabric.parts}
@@ -69,7 +69,7 @@ def _curve(start: tuple[float, float], end: tuple[float, float]) -> tuple[list[f
     return across, [start[1] + (end[1] - start[1]) * t - 4 * depth * t * (1 - t) for t in steps]
 
 
-def _label(part: Part) -> str:
+def _label(part: FabricPart) -> str:
     return f"{part.id}\n{part.name}" if part.name else part.id
 
 

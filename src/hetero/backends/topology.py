@@ -12,7 +12,7 @@ from itertools import combinations, pairwise
 
 from hetero.backends.nvidia import NVLINK_BYTES_PER_S, NVLINK_LATENCY_S, PCIE_LATENCY_S
 from hetero.floor.errors import BadValueError
-from hetero.model.fabric import Fabric, Origin, Part, Wire
+from hetero.model.fabric import Fabric, FabricPart, Origin, Wire
 
 __all__ = ["Rates", "from_matrix", "is_matrix"]
 
@@ -143,10 +143,10 @@ def from_matrix(text: str, host: str = "h0", rates: Rates | None = None, name: s
     return Fabric((*parts, *(_inner(identity, host, rack) for identity in inner)), tuple(wires))
 
 
-def _inner(identity: str, host: str, rack: str) -> Part:
+def _inner(identity: str, host: str, rack: str) -> FabricPart:
     word = identity.partition("/")[2]
     kind = "numa" if word.startswith("numa:") else "host" if word == "sockets" else "switch"
-    return Part(identity, kind, host=host, rack=rack, numa=int(word[5:]) if kind == "numa" else None)
+    return FabricPart(identity, kind, host=host, rack=rack, numa=int(word[5:]) if kind == "numa" else None)
 
 
 class _Tree:
@@ -182,10 +182,10 @@ class _Tree:
             known.setdefault(leader, max(known.values(), default=-1) + 1)
         return {end: told.get(end, known[leaders[end]]) for end in self._matrix.ends}
 
-    def part(self, end: str, name: str, rack: str) -> Part:
+    def part(self, end: str, name: str, rack: str) -> FabricPart:
         gpu = end.startswith("GPU")
         kind = "device" if gpu else "nic"
-        return Part(self.ids[end], kind, name if gpu else "", self._host, rack, self._numa[end])
+        return FabricPart(self.ids[end], kind, name if gpu else "", self._host, rack, self._numa[end])
 
     def wires(self) -> Iterator[Wire]:
         """Yield the wires of the tree, a level only where it joins more than the one below."""

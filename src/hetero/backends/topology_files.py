@@ -17,7 +17,7 @@ from hetero.floor import documents
 from hetero.floor.errors import BadValueError, GraphError, did_you_mean
 from hetero.floor.text import has_control
 from hetero.floor.units import exact, parse_bandwidth, parse_seconds, shown
-from hetero.model.fabric import PART_KINDS, WIRE_KINDS, Fabric, Part, Wire
+from hetero.model.fabric import PART_KINDS, WIRE_KINDS, Fabric, FabricPart, Wire
 
 __all__ = ["FORMAT", "as_document", "from_document", "here", "joined", "read_text", "read_topology", "topology"]
 
@@ -135,7 +135,7 @@ def joined(hosts: Sequence[Fabric], network_bytes_per_s: float | None = None) ->
     if network_bytes_per_s is not None and not cards:
         raise BadValueError("no host has a network card", remedy="leave --network out, or name the links in a file")
     if network_bytes_per_s is not None:
-        parts.append(Part("network", "network"))
+        parts.append(FabricPart("network", "network"))
         wires += [Wire(card.id, "network", "network", network_bytes_per_s, 5e-6, "declared") for card in cards]
     return Fabric(tuple(parts), tuple(wires))
 
@@ -206,7 +206,7 @@ def _text(row: Mapping[str, object], key: str, at: str, usual: str = "") -> str:
     return given
 
 
-def _part(row: Any, place: str, where: str) -> Part:
+def _part(row: Any, place: str, where: str) -> FabricPart:
     _known(row, _PART_KEYS, where, place)
     at = f"{where}: {place}"
     if not isinstance(row.get("id"), str) or not row["id"] or has_control(row["id"]):
@@ -217,7 +217,7 @@ def _part(row: Any, place: str, where: str) -> Part:
     kind = _word(row, "kind", PART_KINDS, at, "device")
     words = {key: _text(row, key, at) for key in ("name", "rack", "pci")}
     host = _text(row, "host", at, row["id"].rpartition("/")[0])
-    return Part(row["id"], kind, host=host, numa=numa, **words)
+    return FabricPart(row["id"], kind, host=host, numa=numa, **words)
 
 
 def _wire(row: Any, place: str, where: str, ids: set[str]) -> Wire:

@@ -13,7 +13,7 @@ from hetero.backends import nvidia
 from hetero.backends.host import ROOT, pci_silicon
 from hetero.backends.topology_system import from_system
 from hetero.model.device import Device
-from hetero.model.fabric import Fabric, Part, Wire
+from hetero.model.fabric import Fabric, FabricPart, Wire
 
 __all__ = ["fabric_here"]
 
@@ -56,11 +56,11 @@ def fabric_here(
     return Fabric(tuple(parts), tuple(wires))
 
 
-def _is_one(part: Part, chips: dict[str, Device]) -> bool:
+def _is_one(part: FabricPart, chips: dict[str, Device]) -> bool:
     return bool(part.pci) and pci_silicon(part.pci) in chips
 
 
-def _apart(part: Part, names: dict[str, str]) -> str:
+def _apart(part: FabricPart, names: dict[str, str]) -> str:
     """Return the id of a part that is none of the devices: another one where a device has taken its own."""
     return f"{part.id}@{part.pci}" if part.id in names.values() else part.id
 
@@ -69,12 +69,12 @@ def _rack(devices: Iterable[Device]) -> str:
     return next((device.rack for device in devices if device.rack), "")
 
 
-def _processors(devices: Sequence[Device], root: Path, nodes: int) -> Iterator[Part]:
+def _processors(devices: Sequence[Device], root: Path, nodes: int) -> Iterator[FabricPart]:
     homes = _homes(root)
     for device in devices:
         if device.is_host:
             numa = homes.get(device.cpus[0], 0) if device.cpus else 0
-            yield Part(device.id, "device", device.name, "h0", device.rack, numa if numa < nodes else 0)
+            yield FabricPart(device.id, "device", device.name, "h0", device.rack, numa if numa < nodes else 0)
 
 
 def _homes(root: Path) -> dict[int, int]:

@@ -20,7 +20,7 @@ from hetero.backends.nvidia import (
     GpuReading,
 )
 from hetero.backends.topology import Rates
-from hetero.model.fabric import Fabric, Origin, Part, Wire
+from hetero.model.fabric import Fabric, FabricPart, Origin, Wire
 
 __all__ = ["from_system"]
 
@@ -75,19 +75,19 @@ def from_system(root: Path = ROOT, gpus: Sequence[GpuReading] = (), host: str = 
     """
     parts = [*_cards(root, host), *_adapters(root, host)]
     nodes = sorted({0, *_numa(root), *(part.numa or 0 for part in parts)})
-    parts += [Part(f"{host}/cpu:{node}", "device", "CPU", host, numa=node) for node in nodes]
+    parts += [FabricPart(f"{host}/cpu:{node}", "device", "CPU", host, numa=node) for node in nodes]
     wires = [*_tree(root, host, parts), *_nvlinks(parts, gpus, host)]
     wires += [
         Wire(f"{host}/cpu:{node}", f"{host}/numa:{node}", "memory", _MEMORY_BYTES_PER_S, 0.0, "declared")
         for node in nodes
     ]
-    parts += [Part(f"{host}/numa:{node}", "numa", host=host, numa=node) for node in nodes]
+    parts += [FabricPart(f"{host}/numa:{node}", "numa", host=host, numa=node) for node in nodes]
     if len(nodes) > 1:
-        parts.append(Part(f"{host}/sockets", "host", host=host))
+        parts.append(FabricPart(f"{host}/sockets", "host", host=host))
         wires += [Wire(f"{host}/numa:{node}", f"{host}/sockets", "smp", Rates().smp, 0.0, "declared") for node in nodes]
     known = {part.id for part in parts}
     inner = dict.fromkeys(end for wire in wires for end in (wire.one, wire.other) if end not in known)
-    return Fabric((*parts, *(Part(identity, "switch", host=host) for identity in inner)), tuple(wires))
+    return Fabric((*parts, *(FabricPart(identity, "switch", host=host) for identity in inner)), tuple(wires))
 
 
 def _numa(root: Path) -> list[int]:
@@ -95,32 +95,34 @@ def _numa(root: Path) -> list[int]:
     return [int(path.name[4:]) for path in found]
 
 
-def _cards(root: Path, host: str) -> Iterator[Part]:
+def _cards(root: Path, host: str) -> Iterator[FabricPart]:
     counts: Counter[str] = Counter()
     for card in pci_accelerators(root):
         label = _LABELS.get(card.vendor_id)
         if label is not None:
             folder = root / "sys/bus/pci/devices" / card.address
             name = f"{card.vendor_id:04x}:{card.device_id:04x}"
-            yield Part(f"{host}/{label}:{counts[label]}", "device", name, host, numa=_node(folder), pci=card.address)
+            yield FabricPart(
+                f"{host}/{label}:{counts[label]}", "device", name, host, numa=_node(folder), pci=card.address
+            )
             counts[label] += 1
 
 
-def _adapters(root: Path, host: str) -> Iterator[Part]:
+def _adapters(root: Path, host: str) -> Iterator[FabricPart]:
     for folder in sorted((root / "sys/class/infiniband").glob("*")):
         device = (folder / "device").resolve()
         rate = _rate(folder)
         name = f"{rate * 8 / 1e9:g} Gb/s" if rate else ""
-        yield Part(f"{host}/{folder.name}", "nic", name, host, numa=_node(device), pci=device.name)
+        yield FabricPart(f"{host}/{folder.name}", "nic", name, host, numa=_node(device), pci=device.name)
 
 
-def _chain(root: Path, part: Part) -> list[Path]:
+def _chain(root: Path, part: FabricPart) -> list[Path]:
     """Return the folders of the bridges above a part, the nearest first."""
     folder = (root / "sys/bus/pci/devices" / part.pci).resolve()
     return [above for above in folder.parents if _ADDRESS.fullmatch(above.name)]
 
 
-def _tree(root: Path, host: str, parts: Sequence[Part]) -> Iterator[Wire]:
+def _tree(root: Path, host: str, parts: Sequence[FabricPart]) -> Iterator[Wire]:
     chains = {part.id: _chain(root, part) for part in parts if part.pci}
     under = Counter(bridge for chain in chains.values() for bridge in chain)
     made: dict[tuple[str, str], Wire] = {}
@@ -137,7 +139,7 @@ def _tree(root: Path, host: str, parts: Sequence[Part]) -> Iterator[Wire]:
     yield from made.values()
 
 
-def _nvlinks(parts: Sequence[Part], gpus: Sequence[GpuReading], host: str) -> Iterator[Wire]:
+def _nvlinks(parts: Sequence[FabricPart], gpus: Sequence[GpuReading], host: str) -> Iterator[Wire]:
     by_pci = {pci_silicon(part.pci): part.id for part in parts if part.pci}
     for gpu in gpus:
         one = by_pci.get(pci_silicon(gpu.pci))

@@ -22,7 +22,7 @@ from hetero.model.tasks import PLAIN_PYTHON, Near, Request, Task
 from hetero.model.topology import Topology
 
 if TYPE_CHECKING:
-    from hetero.core.estimates import Rows
+    from hetero.core.estimates import EstimateRows
     from hetero.core.leases import LeasePool
     from hetero.core.replicas import Replicas
 
@@ -164,7 +164,9 @@ class Affinities:
 class Eligibility:
     """Says which devices may run a task, and why the others may not; it changes nothing but what it remembers."""
 
-    def __init__(self, fleet: Fleet, rows: Rows, replicas: Replicas, pool: LeasePool, affinities: Affinities) -> None:
+    def __init__(
+        self, fleet: Fleet, rows: EstimateRows, replicas: Replicas, pool: LeasePool, affinities: Affinities
+    ) -> None:
         self._fleet = fleet
         self._rows = rows
         self._replicas = replicas

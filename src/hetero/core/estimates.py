@@ -19,7 +19,7 @@ from hetero.model.tasks import Request, Task
 from hetero.model.topology import Topology
 from hetero.plan.performance.cost_model import CostModel
 
-__all__ = ["Row", "Rows"]
+__all__ = ["EstimateRows", "Row"]
 
 KNOWN = frozenset({"history", "regression", "relative"})
 """Origins of estimates that are good enough to send several tasks at once."""
@@ -109,7 +109,7 @@ class Row:
         return self.seconds * late if late > 1.0 else self.seconds
 
 
-class Rows:
+class EstimateRows:
     """All rows, by signature, request and size.
 
     Notes

@@ -17,7 +17,7 @@ from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.model.commands import Command, LeaseChanged
 from hetero.model.device import Device
 from hetero.model.events import LeaseAsked, LeaseRefused, LeaseReleased, LeaseRenewed
-from hetero.model.leases import Lease, LeasePhase, LeaseRequest
+from hetero.model.leases import LeasePhase, LeaseRequest, LeaseState
 from hetero.model.tasks import Failure, Request
 from hetero.model.topology import Topology
 
@@ -85,9 +85,9 @@ class LeasePool:
     def __init__(self, devices: Iterable[Device] = (), topology: Topology | None = None) -> None:
         self._slots = {device.id: _Slot(device) for device in devices}
         self._topology = topology or Topology()
-        self._leases: dict[int, Lease] = {}
-        self._over: OrderedDict[int, Lease] = OrderedDict()
-        self._changed: dict[int, Lease] = {}
+        self._leases: dict[int, LeaseState] = {}
+        self._over: OrderedDict[int, LeaseState] = OrderedDict()
+        self._changed: dict[int, LeaseState] = {}
         self._next = 1
         self.lends = False
 
@@ -97,11 +97,11 @@ class LeasePool:
         return tuple(slot.device for slot in self._slots.values() if not slot.lost)
 
     @property
-    def leases(self) -> tuple[Lease, ...]:
+    def leases(self) -> tuple[LeaseState, ...]:
         """Every lease that is not over, in the order of arrival."""
         return tuple(self._leases.values())
 
-    def lease(self, number: int) -> Lease:
+    def lease(self, number: int) -> LeaseState:
         """Return a lease as it stands.
 
         Raises
@@ -114,7 +114,7 @@ class LeasePool:
             raise BadValueError(f"there is no lease {number}", remedy="use the number that 'ask' gave")
         return lease
 
-    def take_news(self) -> tuple[Lease, ...]:
+    def take_news(self) -> tuple[LeaseState, ...]:
         """Return the leases that have changed since this was last asked, as they stand now."""
         found, self._changed = tuple(self._changed.values()), {}
         self.lends = bool(self._leases)
@@ -158,7 +158,7 @@ class LeasePool:
         """
         number = number or self._next
         self._next = max(self._next, number) + 1
-        self._set(Lease(number, request, asked_s=now_s))
+        self._set(LeaseState(number, request, asked_s=now_s))
         if reason := self._never(request):
             self._end(number, LeasePhase.FAILED, reason)
         self.advance(now_s)
@@ -197,7 +197,7 @@ class LeasePool:
             return
         self._free(lease)
         request = replace(lease.request, not_on=(*lease.request.not_on, device))
-        self._set(Lease(number, request, asked_s=lease.asked_s, reason=reason))
+        self._set(LeaseState(number, request, asked_s=lease.asked_s, reason=reason))
         if never := self._never(request):
             self._end(number, LeasePhase.FAILED, f"{reason}; {never}")
         self.advance(now_s)
@@ -277,11 +277,11 @@ class LeasePool:
             raise BadValueError(f"the pool has no device {device!r}", remedy=f"it has: {', '.join(self._slots)}")
         return self._slots[device]
 
-    def _waiting(self) -> list[Lease]:
+    def _waiting(self) -> list[LeaseState]:
         waiting = [lease for lease in self.leases if lease.phase is LeasePhase.PENDING]
         return sorted(waiting, key=lambda lease: (-lease.request.priority, lease.id))
 
-    def _grant(self, lease: Lease, chosen: Sequence[_Slot], now_s: float) -> None:
+    def _grant(self, lease: LeaseState, chosen: Sequence[_Slot], now_s: float) -> None:
         for slot in chosen:
             slot.holders[lease.id] = lease.request
         lease_s = lease.request.lease_s
@@ -296,11 +296,11 @@ class LeasePool:
             )
         )
 
-    def _set(self, lease: Lease) -> None:
+    def _set(self, lease: LeaseState) -> None:
         self._leases[lease.id] = self._changed[lease.id] = lease
         self.lends = True
 
-    def _free(self, lease: Lease) -> None:
+    def _free(self, lease: LeaseState) -> None:
         for slot in self._slots.values():
             slot.holders.pop(lease.id, None)
 
@@ -392,7 +392,7 @@ def sharing(together: str) -> str:
     return f"share the same {_PLACES.get(together, together)}, as far as is known"
 
 
-def _because(lease: Lease | None) -> str:
+def _because(lease: LeaseState | None) -> str:
     return f": {lease.reason}" if lease and lease.reason else ""
 
 
@@ -556,14 +556,14 @@ class LeaseLifecycle:
         if next_s is not None:
             self._timer.wake(next_s, commands)
 
-    def _clear(self, lease: Lease, now_s: float, commands: list[Command]) -> None:
+    def _clear(self, lease: LeaseState, now_s: float, commands: list[Command]) -> None:
         """Place anew what waits at the devices of a lease and is not of it."""
         for name in lease.devices:
             device = self._fleet.by_id[name]
             if any(not self._pool.admits(name, state.task.request.lease) for state in device.placed):
                 self._placer.clear(device, now_s, commands)
 
-    def _end_tasks(self, lease: Lease, now_s: float, commands: list[Command]) -> None:
+    def _end_tasks(self, lease: LeaseState, now_s: float, commands: list[Command]) -> None:
         """Fail the tasks of a lease that is over which have not begun."""
         for state in list(self._tasks.values()) if self._leased[lease.id] else ():
             waits = state.phase in (Phase.READY, Phase.PLACED, Phase.HELD) and not state.recomputed

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hetero.core.eligibility import Eligibility
-from hetero.core.estimates import Rows
+from hetero.core.estimates import EstimateRows
 from hetero.core.fleet import Fleet
 from hetero.core.leases import LeasePool
 from hetero.core.placement import Placer
 from hetero.core.quarantine import Quarantine, Suspect
 from hetero.core.replicas import Replicas
-from hetero.core.state import STARTED, Counts, DevicePhase, DeviceState, Phase, Rules, TaskState, Timer
+from hetero.core.state import STARTED, CoreTimer, Counts, DevicePhase, DeviceState, Phase, Rules, TaskState
 from hetero.model.commands import Cancel, Command, Commit, Discard, Fail, Recommit, Split, Warn
 from hetero.model.device import HOST_NODE
 from hetero.model.events import CancelRequested, LoneTasks, TaskFailed, TaskFinished, TaskSubmitted, TaskWithdrawn
@@ -48,13 +48,13 @@ class CoreState:
     rules: Rules
     cost: CostModel
     fleet: Fleet
-    rows: Rows
+    rows: EstimateRows
     replicas: Replicas
     pool: LeasePool
     placer: Placer
     eligibility: Eligibility
     quarantine: Quarantine = field(default_factory=Quarantine)
-    timer: Timer = field(default_factory=Timer)
+    timer: CoreTimer = field(default_factory=CoreTimer)
     counts: Counts = field(default_factory=Counts)
     tasks: dict[int, TaskState] = field(default_factory=dict)
     leased: Counter[int] = field(default_factory=Counter)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hetero.core.estimates import Row, Rows
+from hetero.core.estimates import EstimateRows, Row
 from hetero.core.fleet import Fleet
 from hetero.core.replicas import Replicas
 from hetero.core.state import DevicePhase, TaskState
@@ -40,7 +40,7 @@ class Lookahead:
     Slots of tasks that are over are given up when they are more than half of many, and nothing open reads them.
     """
 
-    def __init__(self, fleet: Fleet, rows: Rows, replicas: Replicas) -> None:
+    def __init__(self, fleet: Fleet, rows: EstimateRows, replicas: Replicas) -> None:
         self._fleet = fleet
         self._rows = rows
         self._replicas = replicas

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from hetero.core.eligibility import Eligibility
-from hetero.core.estimates import Rows
+from hetero.core.estimates import EstimateRows
 from hetero.core.faults import DataFaults, DeviceFaults, HangDetector
 from hetero.core.fleet import Fleet
 from hetero.core.leases import LeaseLifecycle, LeasePool
@@ -86,7 +86,7 @@ class Machine:
         self.rules = rules or Rules()
         self.cost = cost
         self.fleet = fleet = Fleet()
-        self.rows = rows = Rows(cost, fleet.states, topology)
+        self.rows = rows = EstimateRows(cost, fleet.states, topology)
         self.replicas = replicas = Replicas(topology)
         self.pool = pool = LeasePool((), topology)
         self.placer = placer = Placer(fleet, rows, replicas, topology, policy, pool)

@@ -15,7 +15,7 @@ from math import ceil, inf, isfinite
 import numpy as np
 
 from hetero.core.eligibility import Affinities
-from hetero.core.estimates import Row, Rows
+from hetero.core.estimates import EstimateRows, Row
 from hetero.core.fleet import AHEAD_S, LOOKAHEAD_S, Fleet
 from hetero.core.leases import LeasePool
 from hetero.core.lookahead import Lookahead, Prefetch
@@ -61,7 +61,7 @@ class Placer:
     """
 
     def __init__(
-        self, fleet: Fleet, rows: Rows, replicas: Replicas, topology: Topology, policy: Policy, pool: LeasePool
+        self, fleet: Fleet, rows: EstimateRows, replicas: Replicas, topology: Topology, policy: Policy, pool: LeasePool
     ) -> None:
         self.ready = ReadyQueue()
         self.groups: deque[TaskState] = deque()

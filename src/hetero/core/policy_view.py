@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.core.eligibility import Affinities
-from hetero.core.estimates import Row, Rows
+from hetero.core.estimates import EstimateRows, Row
 from hetero.core.fleet import Fleet
 from hetero.core.leases import LeasePool
 from hetero.core.replicas import Item, Replicas
@@ -67,7 +67,7 @@ class PolicyView:
     def __init__(
         self,
         fleet: Fleet,
-        rows: Rows,
+        rows: EstimateRows,
         replicas: Replicas,
         pool: LeasePool,
         affinities: Affinities,
@@ -153,7 +153,7 @@ class BestDevice:
     they are read, so that the best device may have to wait for all of them.
     """
 
-    def __init__(self, fleet: Fleet, rows: Rows, replicas: Replicas) -> None:
+    def __init__(self, fleet: Fleet, rows: EstimateRows, replicas: Replicas) -> None:
         self._fleet = fleet
         self._rows = rows
         self._replicas = replicas

@@ -25,6 +25,7 @@ __all__ = [
     "NEXT_PHASES",
     "STARTED",
     "Batch",
+    "CoreTimer",
     "Counts",
     "DevicePhase",
     "DeviceState",
@@ -32,7 +33,6 @@ __all__ = [
     "ReadyQueue",
     "Rules",
     "TaskState",
-    "Timer",
 ]
 
 
@@ -110,7 +110,7 @@ class Counts:
     again: int = 0
 
 
-class Timer:
+class CoreTimer:
     """The core's time, and the one timer that the driver keeps for it.
 
     Attributes

@@ -72,7 +72,7 @@ def kept_random_state() -> Iterator[None]:
         before.restore()
 
 
-class Found:
+class EnvironmentFound:
     """What a task with variables or a seed of its own has found in its worker.
 
     Parameters
@@ -136,7 +136,7 @@ class SeededCall:
         _refuse_threads(frame, "env=" if self.env else "seed=")
         if self.seed is not None and self.torch:
             import torch  # noqa: F401  so that it is there to be seeded
-        found = frame.found = Found(self.env, self.seed is not None)
+        found = frame.found = EnvironmentFound(self.env, self.seed is not None)
         try:
             with settings.replaced(self.env):
                 if self.seed is not None:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 from hetero.backends.registry import refuse_unknown
 from hetero.core.machine import Machine
-from hetero.drive.loop import LOGS_S, Delivery, EventBatch, Explanation, Loop, Sink
+from hetero.drive.loop import LOGS_S, Delivery, EventBatch, Explanation, Loop, OutcomeSink
 from hetero.drive.nested import NestedTasks
 from hetero.drive.utilisation import UtilisationWatch
 from hetero.engines.base import Call, Engine, NodeUsage, WorkerEntry
@@ -38,7 +38,7 @@ from hetero.model.topology import Topology
 from hetero.plan.performance.cost_model import CostModel
 from hetero.plan.policies.base import Policy
 
-__all__ = ["Driver", "Explanation", "Sink"]
+__all__ = ["Driver", "Explanation", "OutcomeSink"]
 
 T = TypeVar("T")
 
@@ -110,7 +110,7 @@ class Driver(Loop):
         self._post([DeviceAdded(now_s, device) for device in devices])
         self.ask(lambda machine: self.engine.add(devices))
 
-    def submit(self, task: Task, call: Call, sink: Sink | None = None) -> None:
+    def submit(self, task: Task, call: Call, sink: OutcomeSink | None = None) -> None:
         """Submit a task.
 
         Parameters
@@ -154,7 +154,7 @@ class Driver(Loop):
             return alone[1] if alone is not None and alone[1].id == task else None
         return state.task
 
-    def adopt(self, task: Task, call: Call, sink: Sink) -> None:
+    def adopt(self, task: Task, call: Call, sink: OutcomeSink) -> None:
         """Take the call of a task that a running one submits, whose event the engine tells; raises as `submit`."""
         if self._closed or self._broken is not None:
             raise EngineError(self._broken.message if self._broken else "the context is closed")

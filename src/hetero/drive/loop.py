@@ -52,7 +52,7 @@ from hetero.model.leases import LeasePhase
 from hetero.model.tasks import Failure, Request, Task
 from hetero.plan.performance.cost_model import TimeEstimate
 
-__all__ = ["EventBatch", "Explanation", "Loop", "Sink"]
+__all__ = ["EventBatch", "Explanation", "Loop", "OutcomeSink"]
 
 
 Record = tuple[object, ...]
@@ -107,7 +107,7 @@ def _both(one: Callable[[Record], None], other: Callable[[Record], None], record
     other(record)
 
 
-class Sink(Protocol):
+class OutcomeSink(Protocol):
     """Where the outcome of one task goes."""
 
     def _committed(self, load: Callable[[], object]) -> None:
@@ -193,7 +193,7 @@ class Loop:
         self._split = split
         self._watch = watch
         self._calls: dict[int, Call] = {}
-        self._sinks: dict[int, Sink] = {}
+        self._sinks: dict[int, OutcomeSink] = {}
         self._tracked: set[int] = set()
         self._able: dict[tuple[str, int], Request] = {}
         self._inbox: deque[Event | EventBatch] = deque()

@@ -17,7 +17,7 @@ from hetero.model.tasks import Failure, Request, Task
 
 if TYPE_CHECKING:
     from hetero.drive.live import Driver
-    from hetero.drive.loop import Sink
+    from hetero.drive.loop import OutcomeSink
 
 __all__ = ["NestedTasks"]
 
@@ -37,7 +37,7 @@ class NestedTasks:
         self._requests: dict[tuple[Request, int, int], Request] = {}
         self.timeout_s = 0.0
 
-    def submit(self, parent: Launch, asked: Asked, call: Call, sink: Sink) -> tuple[int, Event | None]:
+    def submit(self, parent: Launch, asked: Asked, call: Call, sink: OutcomeSink) -> tuple[int, Event | None]:
         """Prepare a task; return its id and its event, or None where it was refused, which the sink has been told."""
         driver = self._driver
         item = driver.new_id()

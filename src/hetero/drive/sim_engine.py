@@ -71,7 +71,7 @@ class _Group:
         self.failed = False
 
 
-class _Attempt(NamedTuple):
+class _SimAttempt(NamedTuple):
     task: int
     attempt: int
     group: _Group | None
@@ -82,7 +82,7 @@ class _Attempt(NamedTuple):
 class _Open(NamedTuple):
     """What an attempt that nests others has left: whom it waits for, s of work, s of its time so far."""
 
-    attempt: _Attempt
+    attempt: _SimAttempt
     waits: set[int]
     left_s: float
     began_s: float
@@ -99,8 +99,8 @@ class _Worker:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.queue: deque[_Attempt] = deque()
-        self.current: _Attempt | None = None
+        self.queue: deque[_SimAttempt] = deque()
+        self.current: _SimAttempt | None = None
         self.stack: list[_Open] = []
         self.open: dict[tuple[int, int], set[int]] = {}
         self.began_s = self.took_s = 0.0
@@ -242,7 +242,7 @@ class SimEngine:
     def _run(self, command: Run) -> None:
         worker = self.workers[command.device]
         if worker.up:
-            worker.queue.extend(_Attempt(each.task, each.attempt, None, 0, each.over) for each in command.launches)
+            worker.queue.extend(_SimAttempt(each.task, each.attempt, None, 0, each.over) for each in command.launches)
             self._next(worker)
 
     def _run_group(self, command: RunGroup) -> None:
@@ -256,7 +256,7 @@ class SimEngine:
             went_on = worker.current is not None and worker.current.task in self._nested
             free = worker.current is None or went_on
             assert free, f"{name} runs {worker.current} as group task {launch.task} comes"
-            worker.queue.append(_Attempt(launch.task, launch.attempt, group, rank))
+            worker.queue.append(_SimAttempt(launch.task, launch.attempt, group, rank))
         for name in command.devices:
             self._next(self.workers[name])
 
@@ -390,7 +390,7 @@ class SimEngine:
             self._finishes(worker, attempt, worker.began_s, worker.took_s + self._now_s() - worker.started_s)
         self._next(worker)
 
-    def _finishes(self, worker: _Worker, attempt: _Attempt, started_s: float, took_s: float = -1.0) -> None:
+    def _finishes(self, worker: _Worker, attempt: _SimAttempt, started_s: float, took_s: float = -1.0) -> None:
         now_s = self._now_s()
         nbytes = 0 if attempt.rank else self._task_of(attempt.task)[1]
         node = worker.device.memory_node if nbytes else HOST_NODE
@@ -399,18 +399,18 @@ class SimEngine:
         seconds, name = now_s - started_s if took_s < 0.0 else took_s, worker.device.id
         self._post(TaskFinished(now_s, attempt.task, attempt.attempt, name, started_s, seconds, nbytes, node))
 
-    def _fails(self, worker: _Worker, attempt: _Attempt, kind: FailureKind, message: str) -> None:
+    def _fails(self, worker: _Worker, attempt: _SimAttempt, kind: FailureKind, message: str) -> None:
         self._account(worker, attempt)
         worker.open.pop(attempt[:2], None)
         self._failed(worker, attempt, worker.started_s, Failure(kind, message))
 
-    def _failed(self, worker: _Worker, attempt: _Attempt, started_s: float, failure: Failure) -> None:
+    def _failed(self, worker: _Worker, attempt: _SimAttempt, started_s: float, failure: Failure) -> None:
         if attempt.group is not None:
             attempt.group.failed = True
         now_s, name = self._now_s(), worker.device.id
         self._post(TaskFailed(now_s, attempt.task, attempt.attempt, name, started_s, now_s - started_s, failure))
 
-    def _account(self, worker: _Worker, attempt: _Attempt | None) -> None:
+    def _account(self, worker: _Worker, attempt: _SimAttempt | None) -> None:
         if attempt is not None:
             worker.busy_s += self._now_s() - worker.started_s
 
@@ -442,7 +442,7 @@ class SimEngine:
                 self._at(0.0, partial(self._failed, worker, attempt, self._now_s(), failure))
                 return
 
-    def _stop(self, worker: _Worker, attempt: _Attempt) -> None:
+    def _stop(self, worker: _Worker, attempt: _SimAttempt) -> None:
         self.happened["stopped"] += 1
         if worker.hangs or self._dice.happens(self._faults.replaced):
             self.lose(worker.device.id, "its worker was replaced")

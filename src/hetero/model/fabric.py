@@ -16,7 +16,7 @@ from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.model.device import HOST_NODE
 from hetero.model.topology import Link
 
-__all__ = ["PART_KINDS", "SCOPES", "WIRE_KINDS", "Fabric", "Origin", "Part", "Path", "Wire"]
+__all__ = ["PART_KINDS", "SCOPES", "WIRE_KINDS", "Fabric", "FabricPart", "Origin", "Path", "Wire"]
 
 PART_KINDS = ("device", "switch", "numa", "host", "nic", "network")
 """What a part can be; 'host' joins the NUMA nodes of one machine, 'network' the cards of several."""
@@ -32,7 +32,7 @@ _RELAYS = ("switch", "numa", "host", "nic", "network")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FabricPart:
     """One thing that wires end at.
 
     Attributes
@@ -119,19 +119,19 @@ class Fabric:
 
     Examples
     --------
-    >>> gpus = tuple(Part(f"h0/cuda:{n}", "device", host="h0") for n in range(3))
+    >>> gpus = tuple(FabricPart(f"h0/cuda:{n}", "device", host="h0") for n in range(3))
     >>> wires = [Wire("h0/cuda:0", "h0/cuda:1", "nvlink", 50e9)]
     >>> wires += [Wire(gpu.id, "bridge", "pcie", 16e9) for gpu in gpus]
-    >>> fabric = Fabric((*gpus, Part("bridge", "switch")), tuple(wires))
+    >>> fabric = Fabric((*gpus, FabricPart("bridge", "switch")), tuple(wires))
     >>> fabric.path("h0/cuda:0", "h0/cuda:1").bytes_per_s, fabric.path("h0/cuda:0", "h0/cuda:2").hops
     (50000000000.0, 2)
     >>> fabric.nvlinked("h0/cuda:0", "h0/cuda:2")
     False
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[FabricPart, ...]
     wires: tuple[Wire, ...] = ()
-    _by_id: dict[str, Part] = field(default_factory=dict, repr=False, compare=False)
+    _by_id: dict[str, FabricPart] = field(default_factory=dict, repr=False, compare=False)
     _beside: dict[str, list[tuple[str, Wire]]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -146,7 +146,7 @@ class Fabric:
                 self._beside[end].append((far, wire))
 
     @property
-    def devices(self) -> tuple[Part, ...]:
+    def devices(self) -> tuple[FabricPart, ...]:
         """The parts that compute."""
         return tuple(part for part in self.parts if part.kind == "device")
 
@@ -154,7 +154,7 @@ class Fabric:
         """Return whether a part has that id."""
         return name in self._by_id
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> FabricPart:
         """Return the part of that id, or of that id without its host where one device alone has it.
 
         Raises
@@ -251,7 +251,7 @@ class Fabric:
 
         Examples
         --------
-        >>> Fabric((Part("h1/cuda:0", "device", host="h1", numa=1),)).place("h1/cuda:0", "numa")
+        >>> Fabric((FabricPart("h1/cuda:0", "device", host="h1", numa=1),)).place("h1/cuda:0", "numa")
         'h1/numa:1'
         """
         if scope not in SCOPES:

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from hetero.floor.errors import BadValueError, did_you_mean
 
-__all__ = ["TOGETHER", "Lease", "LeasePhase", "LeaseRequest"]
+__all__ = ["TOGETHER", "LeasePhase", "LeaseRequest", "LeaseState"]
 
 TOGETHER = ("host", "rack", "numa", "pcie", "nvlink")
 """What devices of a lease may share, beside a kind of link."""
@@ -86,7 +86,7 @@ def _one_of(what: str, given: str, allowed: tuple[str, ...]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class LeaseState:
     """A lease as it stands.
 
     Attributes

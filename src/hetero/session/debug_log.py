@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hetero.core.machine import Machine
     from hetero.model.device import Device
 
-__all__ = ["Counts", "DebugLog", "Several", "WatchedPolicy", "joined", "log_to_stderr", "tell_devices"]
+__all__ = ["DebugLog", "Several", "TaskCounts", "WatchedPolicy", "joined", "log_to_stderr", "tell_devices"]
 
 _log = logging.getLogger("hetero")
 _OTHERS = 3
@@ -56,12 +56,12 @@ def tell_devices(used: Sequence[Device]) -> None:
             _log.debug("%s is not used: %s", one.device.id, reasons.get(one.device.id, "the fleet does not name it"))
 
 
-class Counts:
+class TaskCounts:
     """Counts tasks: handed in, done by each device, failed.
 
     Examples
     --------
-    >>> counts = Counts()
+    >>> counts = TaskCounts()
     >>> counts.write((0.5, Commit(1, 1, "h0/cpu:0")))
     >>> counts.done
     Counter({'h0/cpu:0': 1})

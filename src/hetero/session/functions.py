@@ -19,7 +19,7 @@ from typing import Any
 from hetero.engines.base import Function
 from hetero.floor.text import single_line
 
-__all__ = ["Source", "source_of", "travels_by_name", "used_names"]
+__all__ = ["FunctionSource", "source_of", "travels_by_name", "used_names"]
 
 _MISSING = object()
 _SIMPLE = (int, float, complex, str, bytes, bool, type(None))
@@ -27,7 +27,7 @@ _ATTRIBUTE = "__hetero_source__"
 _counter = itertools.count(1)
 
 
-class Source:
+class FunctionSource:
     """A function with its implementations, which knows when it has changed.
 
     A function that travels by name (its module can be imported by a worker) is one version for ever. A function
@@ -65,7 +65,7 @@ class Source:
         plain: Callable[..., Any] | None,
         implementations: Mapping[str, Any],
         name: str,
-        of: Source | None = None,
+        of: FunctionSource | None = None,
     ) -> None:
         self.callable = plain
         self.implementations = dict(implementations)
@@ -73,7 +73,7 @@ class Source:
         self.shipped: Any = None
         self.plain_task: Any = None
         self.pooled: tuple[object, tuple[str, ...], Any] | None = None
-        self.chunked: Source | None = None
+        self.chunked: FunctionSource | None = None
         self._of = of
         self.model_key = ""
         self._current: Function | None = None
@@ -150,7 +150,7 @@ class _Captured:
             return
         elif isinstance(value, types.FunctionType):
             self.function(value)
-        elif isinstance(vars(value).get("source") if hasattr(value, "__dict__") else None, Source):
+        elif isinstance(vars(value).get("source") if hasattr(value, "__dict__") else None, FunctionSource):
             self.tokens.extend(_identify(part, self) for part in vars(value)["source"].parts())
         elif isinstance(value, type | types.BuiltinFunctionType) and travels_by_name(value):
             self.tokens.append(f"{value.__module__}.{value.__qualname__}")
@@ -191,17 +191,17 @@ class _Captured:
             self.value(default)
 
 
-def source_of(function: Any) -> Source:
+def source_of(function: Any) -> FunctionSource:
     """Return the source of a plain callable; the same one for the same function object.
 
     The source lives on the function itself, so that both go together. A bound method, a `functools.partial`
     or a callable object may carry other values at each call and is taken anew each time.
     """
     if type(function) is not types.FunctionType:
-        return Source(function, {}, _name(function))
+        return FunctionSource(function, {}, _name(function))
     source = function.__dict__.get(_ATTRIBUTE)
     if source is None:
-        source = Source(function, {}, _name(function))
+        source = FunctionSource(function, {}, _name(function))
         function.__dict__[_ATTRIBUTE] = source
     return source
 

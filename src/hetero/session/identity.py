@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from hetero.drive.frame import KEPT_MARK
-from hetero.session.functions import Source, travels_by_name, used_names
+from hetero.session.functions import FunctionSource, travels_by_name, used_names
 from hetero.session.futures import Future
 from hetero.session.tasks import TaskFunction
 
@@ -63,7 +63,7 @@ def value_identity(value: object) -> str:
     return reader.digest.hexdigest()
 
 
-def _code_identity(source: Source) -> str:
+def _code_identity(source: FunctionSource) -> str:
     """Return the digest of a function, found again for as long as neither it nor what it can change has changed."""
     function = source.current()
     if "#" in function.key:  # it takes along values that can change in place
@@ -159,7 +159,7 @@ class _Reader:
         around = value.surroundings
         self.value([] if around is None else [sorted(around.env.items()), around.seed])
 
-    def _source(self, value: Source) -> None:
+    def _source(self, value: FunctionSource) -> None:
         for part in value.parts():
             self.value(part)
         value.current()  # before the first time it has no key
@@ -252,7 +252,7 @@ _readers: dict[type, Callable[[_Reader, Any], None]] = {
     np.ndarray: _Reader._array,
     Future: _Reader._future,
     TaskFunction: _Reader._task,
-    Source: _Reader._source,
+    FunctionSource: _Reader._source,
     types.FunctionType: _Reader._function,
     types.CodeType: _Reader._code,
     types.MethodType: _Reader._method,

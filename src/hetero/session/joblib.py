@@ -24,7 +24,7 @@ import numpy as np
 from hetero.drive.frame import current
 from hetero.engines.shared.wire import cloud_pickler
 from hetero.floor.errors import BadValueError, MissingPackageError
-from hetero.session.functions import Source
+from hetero.session.functions import FunctionSource
 from hetero.session.futures import Future
 from hetero.session.sharing import LARGE_BYTES, SharedOnce
 from hetero.session.signature import register as register_description
@@ -321,7 +321,7 @@ def _batch_task(batch: object, on: list[str]) -> TaskFunction[..., Any]:
     return made
 
 
-class _BatchSource(Source):
+class _BatchSource(FunctionSource):
     """The source of all batches, with a key of measured times of its own for each inner function."""
 
     __slots__ = ()

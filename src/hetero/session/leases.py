@@ -27,8 +27,8 @@ from hetero.floor.errors import BadValueError, DeviceError, NothingFitsError, Ta
 from hetero.model.commands import LeaseChanged
 from hetero.model.device import Device, DeviceStatus
 from hetero.model.events import LeaseAsked, LeaseRefused, LeaseReleased, LeaseRenewed
-from hetero.model.leases import Lease as LeaseValue
 from hetero.model.leases import LeasePhase, LeaseRequest
+from hetero.model.leases import LeaseState as LeaseValue
 from hetero.model.tasks import Request
 from hetero.session.lease_options import LeaseOptions, lease_request, shows_lease_options
 from hetero.session.tasks import TaskFunction, as_task

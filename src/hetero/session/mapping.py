@@ -18,7 +18,7 @@ import numpy as np
 from hetero.drive.frame import Frame, current
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import BadValueError, TaskLostError
-from hetero.session.functions import Source
+from hetero.session.functions import FunctionSource
 from hetero.session.futures import Future
 from hetero.session.sharing import SharedOnce, is_large
 from hetero.session.tasks import TaskFunction
@@ -296,7 +296,7 @@ def _chunked(task: TaskFunction[..., Any]) -> TaskFunction[..., Any]:
     if source.chunked is None:
         shipped: Any = source.callable if source.shipped is None else source.shipped
         runners = {word: ChunkRunner(code) for word, code in source.implementations.items()}
-        source.chunked = Source(ChunkRunner(shipped), runners, task.name, of=source)
+        source.chunked = FunctionSource(ChunkRunner(shipped), runners, task.name, of=source)
     chunked: TaskFunction[..., Any] = TaskFunction(source.chunked.callable, {"name": task.name}, source.chunked)
     chunked.request, chunked.surroundings = task.request, task.surroundings
     return chunked

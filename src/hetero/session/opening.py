@@ -23,7 +23,7 @@ from hetero.plan.policies import registry
 from hetero.plan.policies.base import Policy, traits
 from hetero.session import fleet, hosts
 from hetero.session.config_here import choose_protocol
-from hetero.session.debug_log import Counts, DebugLog, WatchedPolicy, joined, log_to_stderr, tell_devices
+from hetero.session.debug_log import DebugLog, TaskCounts, WatchedPolicy, joined, log_to_stderr, tell_devices
 from hetero.session.fleet_speed import remembered
 from hetero.session.joining import Joining
 from hetero.session.sampling import Sampler
@@ -272,6 +272,6 @@ def _sinks(
         return None, sinks
     from hetero.session.progress import ProgressView
 
-    counts = Counts()
+    counts = TaskCounts()
     sinks.append(counts)
     return ProgressView(counts, devices, short=progress is not None), sinks

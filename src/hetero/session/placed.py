@@ -15,7 +15,7 @@ from hetero.model.device import KINDS, Device, DeviceType
 from hetero.model.topology import Topology
 
 if TYPE_CHECKING:
-    from hetero.model.fabric import Fabric, Part
+    from hetero.model.fabric import Fabric, FabricPart
 
 __all__ = ["devices_of", "placed"]
 
@@ -74,14 +74,14 @@ def devices_of(fabric: Fabric) -> tuple[Device, ...]:
 
     Examples
     --------
-    >>> from hetero.model.fabric import Fabric, Part
-    >>> [device.kind for device in devices_of(Fabric((Part("h0/cuda:0", "device", host="h0"),)))]
+    >>> from hetero.model.fabric import Fabric, FabricPart
+    >>> [device.kind for device in devices_of(Fabric((FabricPart("h0/cuda:0", "device", host="h0"),)))]
     ['cuda']
     """
     return tuple(_device(part) for part in fabric.devices)
 
 
-def _device(part: Part) -> Device:
+def _device(part: FabricPart) -> Device:
     label = part.id.rpartition("/")[2].partition(":")[0]
     kind = kinds().get(label, KINDS["null"])
     return Device(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hetero.floor.clock import JOIN_S
 from hetero.floor.terminal import console, say
 from hetero.model.device import Device
-from hetero.session.debug_log import Counts
+from hetero.session.debug_log import TaskCounts
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -24,13 +24,13 @@ _LOOK_S = 0.2
 _LINE_S = 5.0
 
 
-def plain_line(counts: Counts, devices: Sequence[Device]) -> str:
+def plain_line(counts: TaskCounts, devices: Sequence[Device]) -> str:
     """Return the counts in one line.
 
     Examples
     --------
     >>> from hetero.model.device import DeviceType
-    >>> plain_line(Counts(), [Device("h0/cpu:0", "cpu", DeviceType("CPU"), "cpu")])
+    >>> plain_line(TaskCounts(), [Device("h0/cpu:0", "cpu", DeviceType("CPU"), "cpu")])
     'hetero: 0 of 0 tasks done; cpu:0 0'
     """
     each = ", ".join(f"{device.short} {counts.done[device.id]}" for device in devices)
@@ -47,7 +47,7 @@ class ProgressView:
     short : True also tells of a run, without a terminal, that ends before its first line is due
     """
 
-    def __init__(self, counts: Counts, devices: Sequence[Device], short: bool = True) -> None:
+    def __init__(self, counts: TaskCounts, devices: Sequence[Device], short: bool = True) -> None:
         self._short = short
         self._counts = counts
         self._devices = devices

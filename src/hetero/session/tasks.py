@@ -18,7 +18,7 @@ from hetero.floor.errors import BadValueError, SerialisationError
 from hetero.floor.options import shows_keywords
 from hetero.floor.text import single_line
 from hetero.model.tasks import JUDGED_BY_CALLER, Request
-from hetero.session.functions import Source, source_of, travels_by_name
+from hetero.session.functions import FunctionSource, source_of, travels_by_name
 from hetero.session.requests import TaskOptions, build_request, check_word, checked_env, refuse_coroutine
 
 __all__ = ["TaskFunction", "as_task", "judged_by_caller", "task"]
@@ -58,12 +58,14 @@ class TaskFunction(Generic[P, R]):
     (8, <task twice>, ('gpu',))
     """
 
-    def __init__(self, plain: Callable[P, R] | None, options: Mapping[str, Any], source: Source | None = None) -> None:
+    def __init__(
+        self, plain: Callable[P, R] | None, options: Mapping[str, Any], source: FunctionSource | None = None
+    ) -> None:
         refuse_coroutine(plain)
         given = {option: value for option, value in options.items() if value is not None}
         name = given.get("name") or single_line(getattr(plain, "__name__", type(plain).__name__))
         self._options = given
-        self.source = source if source is not None else Source(plain, {}, name)
+        self.source = source if source is not None else FunctionSource(plain, {}, name)
         self.name: str = name
         self.request: Request = build_request(given, self.source.implementations, self.source.callable is not None)
         env, seed = checked_env(given), given.get("seed")

@@ -134,11 +134,11 @@ def best_group(fabric: Fabric, count: int, collective: str = "all_reduce", terms
 
     Examples
     --------
-    >>> from hetero.model.fabric import Part, Wire
-    >>> gpus = [Part(f"h0/cuda:{n}", "device", host="h0") for n in range(4)]
+    >>> from hetero.model.fabric import FabricPart, Wire
+    >>> gpus = [FabricPart(f"h0/cuda:{n}", "device", host="h0") for n in range(4)]
     >>> wires = [Wire(gpu.id, "bridge", "pcie", 16e9) for gpu in gpus]
     >>> wires += [Wire("h0/cuda:1", "h0/cuda:3", "nvlink", 100e9)]
-    >>> best_group(Fabric((*gpus, Part("bridge", "switch")), tuple(wires)), 2).devices
+    >>> best_group(Fabric((*gpus, FabricPart("bridge", "switch")), tuple(wires)), 2).devices
     ('h0/cuda:1', 'h0/cuda:3')
     """
     _shape(collective)

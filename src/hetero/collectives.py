@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hetero.comm.group import Group as Group
     from hetero.comm.group import open_rendezvous as open_rendezvous
     from hetero.comm.mpi import MpiGroup as MpiGroup
+    from hetero.plan.collectives.groups import Terms as Terms
     from hetero.plan.collectives.groups import best_group as best_group
     from hetero.session.collectives import all_gather as all_gather
     from hetero.session.collectives import all_reduce as all_reduce
@@ -27,7 +28,10 @@ else:
         {
             "hetero.comm.group": ("Group", "open_rendezvous"),
             "hetero.comm.mpi": ("MpiGroup",),
-            "hetero.plan.collectives.groups": ("best_group",),
+            "hetero.plan.collectives.groups": (
+                "Terms",
+                "best_group",
+            ),
             "hetero.session.collectives": ("all_gather", "all_reduce", "broadcast", "reduce_scatter"),
             "hetero.session.task_api": ("rank", "recv", "send", "world_size"),
         },

@@ -41,7 +41,9 @@ def test_the_packages_are_listed_from_the_top_layer_down() -> None:
 
 def test_every_conformance_kit_is_told_of_to_contributors() -> None:
     text = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert sorted(set(re.findall(r"hetero\.testing\.(\w+)", text))) == sorted(hetero.testing.__all__)
+    assert sorted(set(re.findall(r"hetero\.testing\.(\w+)", text))) == [
+        name for name in sorted(hetero.testing.__all__) if name.startswith("check_")
+    ]
 
 
 def test_every_file_that_the_architecture_names_exists() -> None:

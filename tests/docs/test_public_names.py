@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TypeGuard
@@ -18,6 +19,7 @@ from typing import TypeGuard
 import pytest
 
 import hetero
+from tests.docs.markdown import blocks
 from tests.needs import PROJECT
 
 NAMESPACES = ("batch", "cluster", "collectives", "graphs", "inspect", "plan", "tasks", "train")
@@ -114,6 +116,33 @@ def test_nothing_in_the_project_uses_an_old_name() -> None:
     ]
     found = [f"{path}: {match[0]}" for path in files for match in used.finditer(path.read_text(encoding="utf-8"))]
     assert found == []
+
+
+def _imports(text: str) -> Iterator[tuple[str, str]]:
+    """Yield (module, name) of every import from hetero in a program; '' for a module that is imported as a whole."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "hetero":
+            yield from ((str(node.module), alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names if alias.name.partition(".")[0] == "hetero")
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", *sorted(f"docs/{path.name}" for path in (PROJECT / "docs").glob("*.md"))]
+)
+def test_the_programs_of_a_page_import_public_names_alone(page: str) -> None:
+    """Beside the namespaces: `hetero.errors`, and `hetero.testing` for those who add something to hetero."""
+    spaces = {*MODULES, "hetero.errors", "hetero.testing"}
+    programs = [block.text for block in blocks(PROJECT / page) if block.language == "python"]
+    found = {each for text in programs for each in _imports(text)}
+    assert sorted({(module, name) for module, name in found if module not in spaces}) == []
+    for module, name in found - {(module, "") for module in spaces}:
+        assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"
+
+
+def test_a_page_that_imports_what_is_internal_would_be_found() -> None:
+    assert list(_imports("from hetero.plan.sizing import footprint")) == [("hetero.plan.sizing", "footprint")]
+    assert list(_imports("import hetero.drive.sim as s, os")) == [("hetero.drive.sim", "")]
 
 
 STANDARD = {"as_completed", "wait"}

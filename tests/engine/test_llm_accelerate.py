@@ -17,8 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from hetero.advise.fleet import read_fleet
-from hetero.advise.llm import place, read_target
-from hetero.advise.llm_words import settings
+from hetero.advise.llm import place_layers, read_target
 
 for tied in (False, True):
     folder = f"{sys.argv[1]}/{tied}"
@@ -27,9 +26,9 @@ for tied in (False, True):
         vocab_size=256, tie_word_embeddings=tied,
     )
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    placed = place(read_target(folder), read_fleet("1xRTX-4090,1xT4"), "accelerate", context=2048)
+    placed = place_layers(read_target(folder), read_fleet("1xRTX-4090,1xT4"), "accelerate", context=2048)
     scope = {}
-    exec(next(line for line in settings(placed)["run"].splitlines() if line.startswith("device_map =")), scope)
+    exec(next(line for line in placed.settings()["run"].splitlines() if line.startswith("device_map =")), scope)
     here = {name: "cpu" for name in scope["device_map"]} | {"model.layers.2": "disk"}
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     spread = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", device_map=here, offload_folder=f"{folder}/off")

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from hetero.advise.fleet import read_fleet
-from hetero.advise.llm import LayerPlacement, place, read_target
-from hetero.advise.llm_words import explain, settings
+from hetero.advise.llm import LayerPlacement, place_layers, read_target
 from hetero.advise.weight_files import read_weights
 from hetero.catalog.load import devices, find
 from hetero.floor.errors import BadValueError, HeteroError, NothingFitsError
@@ -188,12 +187,12 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, data: bytes) -> 
 
 
 def _llama(fleet: str, **how: object) -> LayerPlacement:
-    return place(read_target("Llama-3.1-70B"), read_fleet(fleet), "llama.cpp", prompt=512, context=2048, **how)
+    return place_layers(read_target("Llama-3.1-70B"), read_fleet(fleet), "llama.cpp", prompt=512, context=2048, **how)
 
 
 def test_the_tensor_split_counts_all_layers_and_the_output_once() -> None:
     placed = _llama("1xRTX-4090,1xRTX-3090")
-    run = settings(placed)["run"]
+    run = placed.settings()["run"]
     parts = run.partition("--tensor-split ")[2].split()[0].split(",")
     assert sum(map(int, parts)) == 81
     assert "--n-gpu-layers 81" in run
@@ -201,34 +200,34 @@ def test_the_tensor_split_counts_all_layers_and_the_output_once() -> None:
 
 
 def test_llama_cpp_gets_the_context_of_all_its_slots_and_cards_numbered_by_bus() -> None:
-    placed = place(
+    placed = place_layers(
         read_target("Llama-3.1-8B"), read_fleet("1xRTX-4090,1xRTX-3090"), "llama.cpp", batch=4, prompt=512, context=2048
     )
-    made = settings(placed)
+    made = placed.settings()
     assert made["environment"] == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     for key in ("run", "verify"):
         assert made[key].startswith("CUDA_DEVICE_ORDER=PCI_BUS_ID llama-")
         assert " --ctx-size 8192" in made[key]
     assert made["run"].endswith(" --parallel 4")
     assert made["verify"].endswith(" -npp 512 -ntg 1536 -npl 4")
-    assert settings(_llama("1xRTX-4090,1xRTX-3090"))["run"].endswith(" --ctx-size 2048 --parallel 1")
+    assert _llama("1xRTX-4090,1xRTX-3090").settings()["run"].endswith(" --ctx-size 2048 --parallel 1")
 
 
 def test_llama_cpps_back_ends_number_their_own_devices() -> None:
     placed = _llama("1xRTX-4090,2xRadeon-PRO-W7900")
-    names = settings(placed)["run"].partition("--device ")[2].split()[0]
+    names = placed.settings()["run"].partition("--device ")[2].split()[0]
     assert set(names.split(",")) == {"CUDA0", "ROCm0", "ROCm1"} & set(names.split(","))
     assert "ROCm0" in names
-    alone = place(read_target("Llama-3.1-8B"), read_fleet("1xM2-Ultra-192GB"), "llama.cpp", prompt=512)
-    assert "--device" not in settings(alone)["run"]
-    assert not settings(alone)["environment"]
+    alone = place_layers(read_target("Llama-3.1-8B"), read_fleet("1xM2-Ultra-192GB"), "llama.cpp", prompt=512)
+    assert "--device" not in alone.settings()["run"]
+    assert not alone.settings()["environment"]
     with pytest.raises(NothingFitsError, match=r"llama\.cpp does not run on TPU-v5e"):
-        place(read_target("Llama-3.1-8B"), read_fleet("1xTPU-v5e"), "llama.cpp", prompt=512, context=1024)
+        place_layers(read_target("Llama-3.1-8B"), read_fleet("1xTPU-v5e"), "llama.cpp", prompt=512, context=1024)
 
 
 def test_accelerates_code_numbers_cards_by_bus_before_torch_is_imported() -> None:
-    placed = place(read_target("Llama-3.1-8B"), read_fleet("1xRTX-4090,1xT4"), "accelerate", prompt=512)
-    lines = settings(placed)["run"].splitlines()
+    placed = place_layers(read_target("Llama-3.1-8B"), read_fleet("1xRTX-4090,1xT4"), "accelerate", prompt=512)
+    lines = placed.settings()["run"].splitlines()
     assert lines.index("import torch") > next(n for n, line in enumerate(lines) if "PCI_BUS_ID" in line)
 
 
@@ -236,7 +235,7 @@ def test_the_split_is_not_slower_than_that_by_memory_alone() -> None:
     placed = _llama("1xRTX-4090,2xRTX-3090,1xT4")
     assert placed.by_memory is not None
     assert placed.split.seconds <= placed.by_memory[1]
-    told = explain(placed)
+    told = placed.explain()
     assert "left out, with it" in told
     assert "a split by memory alone" in told
     assert "verify: CUDA_DEVICE_ORDER=PCI_BUS_ID llama-batched-bench" in told
@@ -246,10 +245,10 @@ def test_layers_that_no_card_holds_stay_on_the_processor() -> None:
     target = read_target("Llama-3.1-70B")
     kinds = read_fleet("1xRTX-4090")
     slow = replace(find("L4"), name="LayerHost", kind="cpu", memory_bytes=256 * 2**30, memory_usable_bytes=None)
-    placed = place(target, (*kinds, replace(kinds[0], spec=slow)), "llama.cpp", prompt=512)
+    placed = place_layers(target, (*kinds, replace(kinds[0], spec=slow)), "llama.cpp", prompt=512)
     on_card = {device.index: count for device, count in placed.used}[0]
     assert 0 < on_card < 80
-    assert f"--n-gpu-layers {on_card + 1} " in settings(placed)["run"] + " "
+    assert f"--n-gpu-layers {on_card + 1} " in placed.settings()["run"] + " "
 
 
 @pytest.mark.parametrize(
@@ -269,14 +268,14 @@ def test_layers_that_no_card_holds_stay_on_the_processor() -> None:
 )
 def test_a_device_on_which_an_engine_does_not_run_is_refused_by_name(engine: Any, fleet: str, said: str) -> None:
     with pytest.raises(NothingFitsError, match=said):
-        place(read_target("Llama-3.1-8B"), read_fleet(fleet), engine, prompt=512, context=1024)
+        place_layers(read_target("Llama-3.1-8B"), read_fleet(fleet), engine, prompt=512, context=1024)
 
 
 def test_each_device_that_vllm_names_gets_its_settings() -> None:
     runs = set()
     for spec in devices().values():
         try:
-            place(read_target("Qwen2.5-0.5B"), read_fleet(spec.name), "vllm", prompt=64, context=128)
+            place_layers(read_target("Qwen2.5-0.5B"), read_fleet(spec.name), "vllm", prompt=64, context=128)
         except HeteroError:
             continue
         runs.add(spec.name)
@@ -288,20 +287,20 @@ def test_each_device_that_vllm_names_gets_its_settings() -> None:
 @pytest.mark.parametrize("fleet", ["99999999xT4", "2000000xT4", "33xT4"])
 def test_more_devices_than_anybody_starts_a_model_on_are_refused_at_once(fleet: str) -> None:
     with pytest.raises(BadValueError, match="at most"):
-        place(read_target("Llama-3.1-8B"), read_fleet(fleet), "llama.cpp", prompt=512, context=1024)
+        place_layers(read_target("Llama-3.1-8B"), read_fleet(fleet), "llama.cpp", prompt=512, context=1024)
 
 
 def test_vllm_shares_matrices_over_equal_cards_where_that_is_quicker() -> None:
-    placed = place(read_target("Llama-3.1-8B"), read_fleet("2xH100-SXM,1xRTX-4090"), "vllm", prompt=512)
-    made = settings(placed)
+    placed = place_layers(read_target("Llama-3.1-8B"), read_fleet("2xH100-SXM,1xRTX-4090"), "vllm", prompt=512)
+    made = placed.settings()
     assert [device.index for device in placed.shared] == [0, 1]
     assert "--tensor-parallel-size 2 --pipeline-parallel-size 1" in made["run"]
     assert placed.seconds < placed.split.seconds
 
 
 def test_vllm_is_told_how_many_layers_each_unequal_card_takes() -> None:
-    placed = place(read_target("Qwen2.5-14B"), read_fleet("1xRTX-4090,1xT4"), "vllm", context=2048)
-    environment = settings(placed)["environment"]
+    placed = place_layers(read_target("Qwen2.5-14B"), read_fleet("1xRTX-4090,1xT4"), "vllm", context=2048)
+    environment = placed.settings()["environment"]
     layers = [int(part) for part in environment["VLLM_PP_LAYER_PARTITION"].split(",")]
     assert sum(layers) == placed.layers.count
     assert len(environment["CUDA_VISIBLE_DEVICES"].split(",")) == len(layers)
@@ -310,8 +309,8 @@ def test_vllm_is_told_how_many_layers_each_unequal_card_takes() -> None:
 def test_accelerates_map_has_every_module_of_the_files_once(safetensors_folder: Path) -> None:
     target = read_target(str(safetensors_folder))
     assert target.weights == "bf16"
-    placed = place(target, read_fleet("1xRTX-4090,1xT4"), "accelerate", context=2048)
-    made = settings(placed)
+    placed = place_layers(target, read_fleet("1xRTX-4090,1xT4"), "accelerate", context=2048)
+    made = placed.settings()
     layers = {f"model.layers.{at}" for at in range(4)}
     assert set(made["device_map"]) == {*layers, "model.embed_tokens", "model.norm", "lm_head"}
     scope: dict[str, object] = {}
@@ -322,9 +321,9 @@ def test_accelerates_map_has_every_module_of_the_files_once(safetensors_folder: 
 def test_a_gguf_file_is_named_in_its_settings(tmp_path: Path) -> None:
     file = tmp_path / "tiny.gguf"
     _gguf(file)
-    placed = place(read_target(str(file)), read_fleet("1xRTX-4090"), "llama.cpp", prompt=16, context=64)
-    assert f"--model {file}" in settings(placed)["run"]
-    assert "headers of the weight files" in explain(placed)
+    placed = place_layers(read_target(str(file)), read_fleet("1xRTX-4090"), "llama.cpp", prompt=16, context=64)
+    assert f"--model {file}" in placed.settings()["run"]
+    assert "headers of the weight files" in placed.explain()
 
 
 @pytest.mark.parametrize("named", ["absent.gguf", "Llama-3.1-9000B"])
@@ -335,6 +334,6 @@ def test_a_model_that_is_not_there_is_refused(named: str) -> None:
 
 def test_the_whole_catalog_is_no_fleet_to_start_on() -> None:
     with pytest.raises(BadValueError, match="name the devices"):
-        place(read_target("Llama-3.1-8B"), read_fleet("catalog"))
+        place_layers(read_target("Llama-3.1-8B"), read_fleet("catalog"))
     with pytest.raises(BadValueError, match="did you mean 'vllm'"):
-        place(read_target("Llama-3.1-8B"), read_fleet("1xL4"), "vlm")  # type: ignore[arg-type]
+        place_layers(read_target("Llama-3.1-8B"), read_fleet("1xL4"), "vlm")  # type: ignore[arg-type]

@@ -30,8 +30,7 @@ def llm(
 ) -> None:
     """Print how to start a model on these devices, from their speed and their memory."""
     from hetero.advise.fleet import read_fleet
-    from hetero.advise.llm import ENGINES, place, read_target
-    from hetero.advise.llm_words import explain, settings
+    from hetero.advise.llm import ENGINES, place_layers, read_target
     from hetero.floor.errors import BadValueError, NothingFitsError, did_you_mean
 
     if aim not in ("latency", "throughput"):
@@ -43,12 +42,13 @@ def llm(
         read = min(512, (context + 1) // 2) if prompt is None else prompt
         how = {"aim": aim, "kv": kv, "batch": batch, "prompt": read, "context": context}
         try:
-            found.append(place(target, kinds, name, **how))  # type: ignore[arg-type]
+            found.append(place_layers(target, kinds, name, **how))  # type: ignore[arg-type]
         except NothingFitsError as error:
             refused[name] = str(error)
     if json:
-        print_json({"settings": [{**one.as_dict(), **settings(one)} for one in found], "refused": refused})
+        print_json({"settings": [{**one.as_dict(), **one.settings()} for one in found], "refused": refused})
     else:
-        say("\n\n".join([*map(explain, found), *(f"{name}: {reason}" for name, reason in refused.items())]))
+        said = [*(one.explain() for one in found), *(f"{name}: {reason}" for name, reason in refused.items())]
+        say("\n\n".join(said))
     if not found:
         raise typer.Exit(ExitCode.NOTHING_FITS)

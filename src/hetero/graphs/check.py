@@ -32,6 +32,14 @@ def faults(graph: TaskGraph, schedule: Schedule) -> list[str]:
     a device runs one task at a time; a task starts when all that it needs has finished and travelled; the makespan is
     the last finish; the lower bound is not above it. Under the model 'contention' the transfers are the plan's own,
     share links and buses, and no memory node overflows. Times may be off by a billionth of the makespan.
+
+    Examples
+    --------
+    >>> from hetero.graphs import GraphDevice, GraphTask, MemoryNode, TaskGraph, Topology, faults, plan_graph
+    >>> topology = Topology((MemoryNode("ram", 10**9),))
+    >>> graph = TaskGraph((GraphDevice("cpu0", "ram"),), topology, (GraphTask("load", (1.0,)),), ())
+    >>> faults(graph, plan_graph(graph, "heft").schedule)
+    []
     """
     slack_s = 1e-9 * max((abs(row.finish_s) for row in schedule.placements if math.isfinite(row.finish_s)), default=0.0)
     found = [*_faults_of_rows(graph, schedule, slack_s), *_faults_of_repeats(graph, schedule, slack_s)]

@@ -62,8 +62,16 @@ class Budget(NamedTuple):
 
     Attributes
     ----------
-    seconds : s
-    iterations : >= 1, or None; with them a plan is the same on every machine
+    seconds
+        S.
+    iterations
+        >= 1, or None; with them a plan is the same on every machine.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> hetero.graphs.Budget(iterations=30)
+    Budget(seconds=1.0, iterations=30)
     """
 
     seconds: float = 1.0
@@ -117,11 +125,16 @@ def plan_graph(
 
     Parameters
     ----------
-    planner : one of `PLANNER_NAMES`
-    budget : kept by the search; a planner by name takes what it takes
-    seed : of every random choice
-    clock : gives s; tests hand in their own
-    transfer_model : 'contention', where transfers share links and memory nodes have capacities, or 'free', where
+    planner
+        One of `PLANNER_NAMES`.
+    budget
+        Kept by the search; a planner by name takes what it takes.
+    seed
+        Of every random choice.
+    clock
+        Gives s; tests hand in their own.
+    transfer_model
+        'contention', where transfers share links and memory nodes have capacities, or 'free', where
         neither holds
 
     Raises
@@ -130,6 +143,15 @@ def plan_graph(
         The planner or model is not known, or the graph cannot be planned: a cycle, memory nodes without a path.
     NothingFitsError
         Under contention a memory node is too small, whatever is put elsewhere.
+
+    Examples
+    --------
+    >>> from hetero.graphs import GraphDevice, GraphTask, MemoryNode, TaskGraph, Topology, plan_graph
+    >>> topology = Topology((MemoryNode("ram", 10**9),))
+    >>> devices = GraphDevice("slow", "ram"), GraphDevice("fast", "ram")
+    >>> graph = TaskGraph(devices, topology, (GraphTask("fft", (8.0, 0.5)),), ())
+    >>> [placed.device for placed in plan_graph(graph, "heft").schedule.placements]
+    ['fast']
     """
     if planner not in PLANNER_NAMES:
         raise BadValueError(

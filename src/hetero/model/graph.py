@@ -23,9 +23,18 @@ class GraphDevice(NamedTuple):
 
     Attributes
     ----------
-    id : unique in the graph
-    memory_node : id of the memory node that its data lives on
-    kind : the device kind, '' where it does not matter
+    id
+        Unique in the graph.
+    memory_node
+        Id of the memory node that its data lives on.
+    kind
+        The device kind, '' where it does not matter.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> hetero.graphs.GraphDevice("gpu0", "vram", "cuda").kind
+    'cuda'
     """
 
     id: str
@@ -38,8 +47,16 @@ class GraphTask(NamedTuple):
 
     Attributes
     ----------
-    id : unique in the graph
-    seconds : shape (n_devices,), s, in the order of the graph's devices; inf where it cannot run
+    id
+        Unique in the graph.
+    seconds
+        Shape (n_devices,), s, in the order of the graph's devices; inf where it cannot run.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> hetero.graphs.GraphTask("fft", (8.0, 0.5)).seconds
+    (8.0, 0.5)
     """
 
     id: str
@@ -51,8 +68,16 @@ class GraphEdge(NamedTuple):
 
     Attributes
     ----------
-    src, dst : task ids
-    nbytes : >= 0, bytes that travel when the two run on different memory nodes; 0 for an order alone
+    src, dst
+        Task ids.
+    nbytes
+        >= 0, bytes that travel when the two run on different memory nodes; 0 for an order alone.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> hetero.graphs.GraphEdge("load", "fft", 2_000_000).dst
+    'fft'
     """
 
     src: str
@@ -66,10 +91,23 @@ class TaskGraph:
 
     Attributes
     ----------
-    devices : at least one
-    topology : the memory nodes and links
-    tasks : in the order of the file; ties are broken by this order
-    edges : at most one for each pair of tasks
+    devices
+        At least one.
+    topology
+        The memory nodes and links.
+    tasks
+        In the order of the file; ties are broken by this order.
+    edges
+        At most one for each pair of tasks.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> from hetero.graphs import GraphDevice, GraphTask, MemoryNode, TaskGraph, Topology
+    >>> topology = Topology((MemoryNode("ram", 10**9),))
+    >>> graph = TaskGraph((GraphDevice("cpu0", "ram"),), topology, (GraphTask("load", (1.0,)),), ())
+    >>> hetero.graphs.plan_graph(graph, "heft").schedule.makespan_s
+    1.0
     """
 
     devices: tuple[GraphDevice, ...]

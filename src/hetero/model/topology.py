@@ -26,8 +26,16 @@ class MemoryNode:
 
     Attributes
     ----------
-    id : as in 'h0/ram', 'h0/cuda:0'
-    capacity_bytes : bytes that hetero may use there
+    id
+        As in 'h0/ram', 'h0/cuda:0'.
+    capacity_bytes
+        Bytes that hetero may use there.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> hetero.graphs.MemoryNode("h0/ram", 10**9).capacity_bytes
+    1000000000
     """
 
     id: str
@@ -40,11 +48,22 @@ class Link:
 
     Attributes
     ----------
-    src, dst : ids of memory nodes
-    latency_s : s
-    bandwidth_bytes_per_s : bytes/s, one direction
-    bus : links with the same bus share its bandwidth; '' for a link of its own
-    kind : one of `LINK_KINDS`
+    src, dst
+        Ids of memory nodes.
+    latency_s
+        S.
+    bandwidth_bytes_per_s
+        Bytes/s, one direction.
+    bus
+        Links with the same bus share its bandwidth; '' for a link of its own.
+    kind
+        One of `LINK_KINDS`.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> hetero.graphs.Link("ram", "vram", 1e-5, 12e9).kind
+    'memory'
     """
 
     src: str
@@ -71,14 +90,24 @@ class Topology:
 
     Attributes
     ----------
-    nodes, links : what transfers go between, and over
-    fabric : where the devices stand and how they are wired, None where that is unknown
-    elsewhere : what a hop to or from a node that is not among `nodes` counts as: a host that joined later
+    nodes, links
+        What transfers go between, and over.
+    fabric
+        Where the devices stand and how they are wired, None where that is unknown.
+    elsewhere
+        What a hop to or from a node that is not among `nodes` counts as: a host that joined later.
 
     Notes
     -----
     Between two nodes without a link of their own a transfer goes through the host's memory, and costs
     the sum of both hops.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> topology = hetero.graphs.Topology(links=(hetero.graphs.Link("ram", "vram", 1e-5, 12e9),))
+    >>> topology.link("ram", "vram").latency_s
+    1e-05
     """
 
     nodes: tuple[MemoryNode, ...] = ()
@@ -91,11 +120,23 @@ class Topology:
         self._by_pair.update({(link.src, link.dst): link for link in self.links})
 
     def link(self, src: str, dst: str) -> Link | None:
-        """Return the direct link, or None."""
+        """Return the direct link, or None.
+
+        Examples
+        --------
+        >>> Topology(links=(Link("a", "b", 1e-5, 1e9),)).link("b", "a") is None
+        True
+        """
         return self._by_pair.get((src, dst))
 
     def route(self, src: str, dst: str) -> tuple[Link, ...]:
-        """Return the links that a transfer crosses: none, one, or two through the host's memory."""
+        """Return the links that a transfer crosses: none, one, or two through the host's memory.
+
+        Examples
+        --------
+        >>> Topology(links=(Link("a", "h0/ram", 0.0, 1e9), Link("h0/ram", "b", 0.0, 2e9))).route("a", "b")[1].dst
+        'b'
+        """
         if src == dst:
             return ()
         direct = self._by_pair.get((src, dst))
@@ -122,5 +163,11 @@ class Topology:
         return sum(link.seconds(nbytes) for link in self.route(src, dst))
 
     def extended(self, nodes: Iterable[MemoryNode], links: Iterable[Link]) -> Topology:
-        """Return a topology with further nodes and links."""
+        """Return a topology with further nodes and links.
+
+        Examples
+        --------
+        >>> Topology().extended([MemoryNode("h1/ram", 10**9)], []).nodes[0].id
+        'h1/ram'
+        """
         return Topology((*self.nodes, *nodes), (*self.links, *links), self.fabric, self.elsewhere)

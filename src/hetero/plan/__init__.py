@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from hetero.advise.fit import does_it_fit as does_it_fit
     from hetero.advise.fit import read_model as read_model
     from hetero.advise.fleet import read_fleet as read_fleet
+    from hetero.advise.llm import place_layers as place_layers
+    from hetero.advise.llm import read_target as read_target
     from hetero.advise.match import match as match
     from hetero.plan.training.speed import training_time as training_time
     from hetero.train.footprint import footprint as footprint
@@ -22,6 +24,10 @@ else:
     __getattr__, __dir__, __all__ = lazy_names(
         __name__,
         {
+            "hetero.advise.llm": (
+                "place_layers",
+                "read_target",
+            ),
             "hetero.advise.estimate": ("Estimate", "Workload", "estimate"),
             "hetero.advise.fit": ("does_it_fit", "read_model"),
             "hetero.advise.fleet": ("read_fleet",),

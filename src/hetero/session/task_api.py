@@ -269,7 +269,7 @@ def _added(one: NodeUsage, other: NodeUsage) -> NodeUsage:
 
 
 def set_log_level(level: str | int) -> None:
-    """Report how much hetero's loggers tell: 'DEBUG', 'INFO', 'WARNING', 'ERROR' or 'CRITICAL'.
+    """Set how much hetero's loggers tell: 'DEBUG', 'INFO', 'WARNING', 'ERROR' or 'CRITICAL'.
 
     Raises
     ------
@@ -278,9 +278,11 @@ def set_log_level(level: str | int) -> None:
 
     Examples
     --------
+    >>> before = logging.getLogger("hetero").level
     >>> set_log_level("warning")
     >>> logging.getLogger("hetero").level == logging.WARNING
     True
+    >>> logging.getLogger("hetero").setLevel(before)
     """
     word = logging.getLevelName(level) if isinstance(level, int) else str(level).strip().upper()
     if word not in _LEVELS:

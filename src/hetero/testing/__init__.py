@@ -1,4 +1,8 @@
-"""Testing: the public conformance kits of the four interfaces. A kit raises AssertionError with one clear sentence."""
+"""Testing: the public conformance kits of the four interfaces, and programs in virtual time.
+
+A kit raises AssertionError with one clear sentence. `simulate` runs a program of tasks and leases on the core that runs
+live programs, with an engine that only adds up seconds.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,55 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hetero.drive.faults import Faults, Loss
+    from hetero.drive.sim import Program, SimLease, SimTask, simulate
+    from hetero.model.device import Device, DeviceType
+    from hetero.model.leases import LeaseRequest
+    from hetero.model.tasks import Request, Task
     from hetero.testing.backend import check_backend
     from hetero.testing.engine import check_engine
     from hetero.testing.group import check_group
     from hetero.testing.policy import check_policy
     from hetero.testing.store import check_power_cuts, check_store
 
-_HOMES = {
-    "check_backend": "backend",
-    "check_engine": "engine",
-    "check_group": "group",
-    "check_policy": "policy",
-    "check_power_cuts": "store",
-    "check_store": "store",
+_PLACES = {
+    "Device": "hetero.model.device",
+    "DeviceType": "hetero.model.device",
+    "Faults": "hetero.drive.faults",
+    "LeaseRequest": "hetero.model.leases",
+    "Loss": "hetero.drive.faults",
+    "Program": "hetero.drive.sim",
+    "Request": "hetero.model.tasks",
+    "SimLease": "hetero.drive.sim",
+    "SimTask": "hetero.drive.sim",
+    "Task": "hetero.model.tasks",
+    "check_backend": "hetero.testing.backend",
+    "check_engine": "hetero.testing.engine",
+    "check_group": "hetero.testing.group",
+    "check_policy": "hetero.testing.policy",
+    "check_power_cuts": "hetero.testing.store",
+    "check_store": "hetero.testing.store",
+    "simulate": "hetero.drive.sim",
 }
-__all__ = ["check_backend", "check_engine", "check_group", "check_policy", "check_power_cuts", "check_store"]
+__all__ = [
+    "Device",
+    "DeviceType",
+    "Faults",
+    "LeaseRequest",
+    "Loss",
+    "Program",
+    "Request",
+    "SimLease",
+    "SimTask",
+    "Task",
+    "check_backend",
+    "check_engine",
+    "check_group",
+    "check_policy",
+    "check_power_cuts",
+    "check_store",
+    "simulate",
+]
 
 
 @contextmanager
@@ -45,9 +83,9 @@ def guide_step(step: str) -> Iterator[None]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _PLACES:
         raise AttributeError(f"module 'hetero.testing' has no attribute {name!r}")
-    return getattr(import_module(f"hetero.testing.{_HOMES[name]}"), name)
+    return getattr(import_module(_PLACES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -49,6 +49,12 @@ class Terms:
         A scope of which no two devices of the group share one, '' for any.
     near, apart
         (device, scope): every device of the group shares it with that device, or does not.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> hetero.collectives.Terms(near=(("cuda:0", "numa"),)).include
+    ()
     """
 
     include: tuple[str, ...] = ()

@@ -41,7 +41,7 @@ test-servers: $(READY) $(OTHER) ## run what needs Ray clusters, namespaces, brow
 	.ci/test servers
 
 test-fast: $(READY) ## run the quick tests (at most 2 minutes)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow" $(FAST)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" $(FAST)
 
 mutation: $(READY) ## change the code that decides in small ways: do pure tests notice? (at most 5 minutes; weekly in CI)
 	$(BIN)/python -m tests.mutation

@@ -11,9 +11,9 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import hypothesis
 import numpy as np
@@ -48,6 +48,13 @@ def pytest_configure(config: pytest.Config) -> None:
     unknown = [part for part in settings.required() if part not in PARTS]
     if unknown:
         raise pytest.UsageError(f"HETERO_REQUIRE names {', '.join(unknown)}; known: {', '.join(PARTS)}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the slowest folders, so that two processes of the runner end at nearly the same time."""
+    folders = ("e2e", "engine", "backend", "docs", "sim")
+    rank = {PROJECT / "tests" / name: place for place, name in enumerate(folders)}
+    items.sort(key=lambda item: rank.get(item.path.parent, len(folders)))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -108,16 +115,28 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(settings.seed())
 
 
+class Golden(Protocol):
+    """Compares a text, or one line of a file of many, with the file of that name in tests/golden."""
+
+    def __call__(self, name: str, text: str, line: int | None = None) -> None: ...
+
+
 @pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+def golden(request: pytest.FixtureRequest) -> Golden:
     """Return `golden(name, text)`, which compares a text with the file of that name in tests/golden."""
     accept = bool(request.config.getoption("--accept"))
 
-    def compare(name: str, text: str) -> None:
+    def compare(name: str, text: str, line: int | None = None) -> None:
         path = GOLDEN / name
-        if accept:
-            path.write_text(text, encoding="utf-8")
-        expected = path.read_text(encoding="utf-8") if path.exists() else ""
+        whole = path.read_text(encoding="utf-8") if path.exists() else ""
+        expected = whole if line is None else [*whole.splitlines(), *[""] * (line + 1)][line]
+        if accept and text != expected:
+            lines = whole.splitlines()
+            lines += [""] * (0 if line is None else line + 1 - len(lines))
+            if line is not None:
+                lines[line] = text
+            path.write_text(text if line is None else "\n".join(lines) + "\n", encoding="utf-8")
+            expected = text
         assert text == expected, f"{name} differs; if the new text is right: pytest {request.node.nodeid} --accept"
 
     return compare

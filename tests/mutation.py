@@ -8,14 +8,17 @@ Notes
 mutmut's mutators say what is changed. Its own runner works here, and needs 0.2 s of processor time and more for each of
 475 mutants of a file of 350 lines: far from five minutes for all subjects. cosmic-ray starts a process for each. Here a
 mutant is compiled in a fork of one process that has collected all tests, and run against the tests that execute its
-line, until one fails. What runs out of time or memory is killed too. Texts are left alone:
-`tests/golden` compares messages.
+line, until one fails. Which those are, a fork a test file finds out by probes in the code. Each fork has temporary
+folders of its own: two that make the same one fail, whatever the mutant. What runs out of time or memory is killed too.
+Texts are left alone: `tests/golden` compares messages.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
+import functools
 import gc
 import importlib
 import os
@@ -29,8 +32,9 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import hypothesis
@@ -93,9 +97,11 @@ SUBJECTS: dict[str, Subject] = {
 
 _SECONDS_OF_TESTS = 4.0
 """Processor time of tests for one mutant, as measured while their lines are noted; the quickest tests come first."""
-_SLOWEST_TEST_S = 2.0
+_SLOWEST_TEST_S = 1.0
 """A test that takes more judges no mutant."""
 _DEADLINE_S = 60.0
+_FILE_DEADLINE_S = 280.0
+_HITS = "__hits__"
 _MEMORY_BYTES = 4 << 30
 
 
@@ -213,18 +219,26 @@ class _Visitor(cst.CSTVisitor):
 
 
 def mutants(path: Path) -> list[Mutant]:
-    """Return every change of a file that changes what it compiles to, in the order of the text."""
+    """Return every change of a file, in the order of the text."""
     source = path.read_text(encoding="utf-8")
     wrapper = MetadataWrapper(cst.parse_module(source))
     visitor = _Visitor(path, source, wrapper.module)
     wrapper.visit(visitor)
-    plain = compile(source, str(path), "exec")
-    found = []
-    for mutant in dict.fromkeys(visitor.found):
-        with contextlib.suppress(SyntaxError):
-            if _codes(compile(mutant.applied(source), str(path), "exec")) != _codes(plain):
-                found.append(mutant)
-    return found
+    return list(dict.fromkeys(visitor.found))
+
+
+def _changes_code(mutant: Mutant) -> bool:
+    """Return whether a change compiles, and to something else than the file without it."""
+    source = mutant.path.read_text(encoding="utf-8")
+    try:
+        return _codes(compile(mutant.applied(source), "", "exec")) != _plain(mutant.path)
+    except SyntaxError:
+        return False
+
+
+@functools.cache
+def _plain(path: Path) -> dict[tuple[str, int], CodeType]:
+    return _codes(compile(path.read_text(encoding="utf-8"), "", "exec"))
 
 
 def _codes(code: CodeType) -> dict[tuple[str, int], CodeType]:
@@ -266,19 +280,93 @@ def _run(item: pytest.Item, following: pytest.Item | None) -> bool:
     return not any(report.failed for report in runtestprotocol(item, log=False, nextitem=following))
 
 
-def _cover(item: pytest.Item, paths: Sequence[Path], out: Path) -> int:
-    """Write down whether one test passes, its processor time and the lines that it executes; to be called in a fork."""
-    import coverage
+class _Probed(ast.NodeTransformer):
+    """Has each statement of a function note that it is executed: a tenth of what tracing lines would cost.
 
-    _limited(_SLOWEST_TEST_S)
-    cover = coverage.Coverage(data_file=None, include=[str(path) for path in paths], config_file=False)
-    cover.start()
-    begin_s = time.process_time()
-    passed = _run(item, None)
-    seconds = time.process_time() - begin_s
-    cover.stop()
-    data = cover.get_data()
-    out.write_bytes(pickle.dumps((passed, seconds, {path: data.lines(path) for path in data.measured_files()})))
+    Attributes
+    ----------
+    lines : the file and the lines of each statement, by the number of its probe
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, range]] = []
+        self.path = ""
+
+    def code_of(self, path: Path) -> CodeType:
+        """Return a file's code with the probes."""
+        self.path = str(path)
+        tree = ast.parse(path.read_bytes())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                self._probe(node)
+        return compile(ast.fix_missing_locations(tree), self.path, "exec", dont_inherit=True)
+
+    def _probe(self, node: ast.AST) -> None:
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, field, None)
+            if not isinstance(inner, list):
+                continue
+            for each in inner:
+                if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    self._probe(each)
+            if field in ("body", "orelse", "finalbody"):
+                setattr(node, field, [new for each in inner for new in (self._note(each), each)])
+
+    def _note(self, statement: ast.stmt) -> ast.stmt:
+        body = getattr(statement, "body", None) or getattr(statement, "cases", None)
+        last = statement.end_lineno or statement.lineno
+        if isinstance(body, list):
+            last = max(statement.lineno, getattr(body[0], "lineno", getattr(body[0], "pattern", statement).lineno) - 1)
+        self.lines.append((self.path, range(statement.lineno, last + 1)))
+        note = ast.parse(f"{_HITS}[{len(self.lines) - 1}] = 1").body[0]
+        return ast.copy_location(note, statement)
+
+
+class Probes:
+    """What notes the statements that a test executes.
+
+    Attributes
+    ----------
+    lines : the file and the lines of each statement, by the number of its probe
+    hits : 1 for each statement that was executed
+    """
+
+    def __init__(self, paths: Sequence[Path], functions: Sequence[FunctionType]) -> None:
+        probed = _Probed()
+        self._codes = [(path, new) for path in paths for new in [probed.code_of(path)]]
+        self.lines = probed.lines
+        self.hits = bytearray(len(self.lines))
+        self._functions = functions
+
+    def install(self) -> None:
+        """Put the probes into the functions that are there; to be called in a fork."""
+        for path, code in self._codes:
+            live = [each for each in self._functions if each.__code__.co_filename == str(path)]
+            _replace(live, _codes(compile(path.read_bytes(), str(path), "exec")), _codes(code))
+            setattr(_module(path), _HITS, self.hits)
+
+
+def _cover(items: Sequence[pytest.Item], probes: Probes, out: Path) -> int:
+    """Run the tests of a file; write down of each whether it passes, its processor time and the statements it executes.
+
+    To be called in a fork, which ends within a test that is too slow: the caller goes on with the next one.
+    """
+    told: list[tuple[bool, float, bytes]] = []
+
+    def end(*_: object) -> None:
+        out.write_bytes(pickle.dumps(told))
+        os._exit(0)
+
+    probes.install()
+    signal.signal(signal.SIGPROF, end)
+    for item, following in zip(items, [*items[1:], None], strict=True):
+        probes.hits[:] = bytes(len(probes.hits))
+        signal.setitimer(signal.ITIMER_PROF, _SLOWEST_TEST_S)
+        begin_s = time.process_time()
+        passed = _run(item, following)
+        told.append((passed, time.process_time() - begin_s, bytes(probes.hits)))
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    end()
     return 0
 
 
@@ -288,12 +376,12 @@ def _cover(item: pytest.Item, paths: Sequence[Path], out: Path) -> int:
 class Forks:
     """Runs functions in forks, two at a time."""
 
-    def __init__(self, most: int = 2) -> None:
-        self._most = most
+    def __init__(self, config: pytest.Config, folder: Path, most: int = 2) -> None:
+        self._config, self._folder, self._most = config, folder, most
         self._running: dict[int, tuple[Any, float]] = {}
         self.ends: dict[Any, int] = {}
 
-    def start(self, key: Any, function: Any, *args: Any) -> None:
+    def start(self, key: Any, function: Any, *args: Any, within_s: float = _DEADLINE_S) -> None:
         """Run a function in a fork as soon as there is room; its number is the exit status."""
         while len(self._running) >= self._most:
             self._reap()
@@ -301,7 +389,7 @@ class Forks:
         pid = os.fork()
         if not pid:
             self._live(function, args)
-        self._running[pid] = (key, time.monotonic() + _DEADLINE_S)
+        self._running[pid] = (key, time.monotonic() + within_s)
 
     def _live(self, function: Any, args: Any) -> None:
         status = 99
@@ -310,11 +398,17 @@ class Forks:
             with open(os.devnull, "r+b") as nothing:
                 for stream in (0, 1, 2):
                     os.dup2(nothing.fileno(), stream)
+            self._own_folder()
             status = int(function(*args))
         except BaseException:  # noqa: BLE001  whatever a mutant raises, the fork ends here
             status = 98
         finally:
             os._exit(status)
+
+    def _own_folder(self) -> None:
+        """Have pytest make its temporary folders where no other fork does: two that make the same one fail."""
+        factory = self._config._tmp_path_factory  # type: ignore[attr-defined]
+        factory._given_basetemp, factory._basetemp = self._folder / f"fork-{os.getpid()}", None
 
     def _reap(self) -> None:
         for pid, (key, end_s) in list(self._running.items()):
@@ -325,6 +419,7 @@ class Forks:
             if done:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)  # whatever a mutant's test left behind
+                shutil.rmtree(self._folder / f"fork-{pid}", ignore_errors=True)
                 del self._running[pid]
                 self.ends[key] = os.waitstatus_to_exitcode(status)
         time.sleep(0.002)
@@ -338,14 +433,14 @@ class Forks:
 
 def _limited(seconds: float) -> None:
     """Bound what a mutant may take: an endless loop ends by a signal."""
-    whole = int(seconds) + 2
-    resource.setrlimit(resource.RLIMIT_CPU, (whole, whole))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
 
 
 def _killed(mutant: Mutant, live: Sequence[FunctionType], items: Sequence[pytest.Item], seconds: float) -> bool:
     """Return whether a test fails with the change; to be called in a fork."""
-    _limited(5 * seconds)
+    _limited(3 * seconds + 1)
     _apply(mutant, live)
     pairs = zip(items, [*items[1:], items[-1]], strict=True)
     return any(not _run(item, following) for item, following in pairs)
@@ -355,13 +450,23 @@ def _apply(mutant: Mutant, live: Sequence[FunctionType]) -> None:
     """Put the changed code into the functions that are there."""
     source = mutant.path.read_text(encoding="utf-8")
     changed = compile(mutant.applied(source), str(mutant.path), "exec")
-    before, after = _codes(compile(source, str(mutant.path), "exec")), _codes(changed)
+    _replace(live, _codes(compile(source, str(mutant.path), "exec")), _codes(changed))
+    if not mutant.function:
+        _set_constants(mutant.path, changed)
+
+
+def _replace(
+    live: Sequence[FunctionType], before: dict[tuple[str, int], CodeType], after: dict[tuple[str, int], CodeType]
+) -> None:
+    """Give functions their new code, where it differs."""
     new = {_name(code): after[key] for key, code in before.items() if code != after.get(key, code)}
     for function in live:
         if _name(function.__code__) in new:
             function.__code__ = new[_name(function.__code__)]
-    if not mutant.function:
-        _set_constants(mutant.path, changed)
+
+
+def _module(path: Path) -> ModuleType:
+    return next(module for module in sys.modules.values() if getattr(module, "__file__", None) == str(path))
 
 
 def _name(code: CodeType) -> tuple[str, int]:
@@ -370,7 +475,7 @@ def _name(code: CodeType) -> tuple[str, int]:
 
 def _set_constants(path: Path, changed: CodeType) -> None:
     """Set a constant of a module to its changed value wherever it was imported to."""
-    home = next(module for module in sys.modules.values() if getattr(module, "__file__", None) == str(path))
+    home = _module(path)
     fresh: dict[str, Any] = dict(vars(home))
     exec(changed, fresh)
     plain = int | float | str | bool | tuple
@@ -423,23 +528,42 @@ class Run:
         return True
 
     def _covered(self, items: Sequence[pytest.Item], paths: Sequence[Path]) -> Covered:
-        forks, found = Forks(), Covered({}, defaultdict(set), [])
-        for number, item in enumerate(items):
-            forks.start(number, _cover, item, paths, self.folder / f"covered-{number}")
-        for number, end in forks.finish().items():
-            if end:  # too slow
-                continue
-            passed, found.seconds[number], lines = pickle.loads((self.folder / f"covered-{number}").read_bytes())
-            if not passed:
-                found.failed.append(items[number].nodeid)
-            for path, executed in lines.items():
-                for line in executed if found.seconds[number] <= _SLOWEST_TEST_S else ():
-                    found.tests[path, line].add(number)
+        found, probes = Covered({}, defaultdict(set), []), Probes(paths, self.functions)
+        left = [list(numbers) for _, numbers in groupby(range(len(items)), lambda each: items[each].path)]
+        while left:  # a round for each test that is too slow for its file to be gone through at once
+            forks = Forks(items[0].config, self.folder)
+            for numbers in left:
+                out = self.folder / f"covered-{numbers[0]}"
+                tests = [items[number] for number in numbers]
+                forks.start(numbers[0], _cover, tests, probes, out, within_s=_FILE_DEADLINE_S)
+            ends = forks.finish()
+            left = [
+                rest for numbers in left if (rest := self._gathered(numbers, ends[numbers[0]], items, probes, found))
+            ]
         return found
 
+    def _gathered(
+        self, numbers: list[int], end: int, items: Sequence[pytest.Item], probes: Probes, found: Covered
+    ) -> list[int]:
+        """Take over what a fork wrote down; return the tests behind the one that it ended in."""
+        out = self.folder / f"covered-{numbers[0]}"
+        if end or not out.exists():
+            found.failed.append(f"{items[numbers[0]].nodeid} or a test of its file behind it (ended with {end})")
+            return []
+        told = pickle.loads(out.read_bytes())
+        for number, (passed, seconds, hits) in zip(numbers, told, strict=False):
+            found.seconds[number] = seconds
+            if not passed:
+                found.failed.append(items[number].nodeid)
+            for probe in (each for each, hit in enumerate(hits) if hit):
+                path, lines = probes.lines[probe]
+                for line in lines:
+                    found.tests[path, line].add(number)
+        return numbers[len(told) + 1 :]
+
     def _judge(self, name: str, paths: Sequence[Path], items: Sequence[pytest.Item], covered: Covered) -> None:
-        chosen = [mutant for path in paths for mutant in _sample(path, self.options)]
-        forks = Forks()
+        chosen, of = _sample(paths, self.options)
+        forks = Forks(items[0].config, self.folder)
         for mutant in chosen:
             tests = _chosen(mutant, covered)
             if not tests:
@@ -453,12 +577,12 @@ class Run:
         self.rates[name] = (len(chosen) - len(survivors), len(chosen))
         for mutant in survivors:
             print(f"survived{'' if _chosen(mutant, covered) else ', no test comes there'}: {mutant}")
-        killed, of = self.rates[name]
-        print(f"{name}: {killed} of {of} mutants killed, {killed / max(1, of):.1%}", flush=True)
+        killed, tried = self.rates[name]
+        print(f"{name}: {killed} of {tried} mutants killed, {killed / max(1, tried):.1%}; there are {of}", flush=True)
 
 
 def _chosen(mutant: Mutant, covered: Covered) -> list[int]:
-    """Return the tests that execute a mutant's line: the quickest for half of the time, then those that do most."""
+    """Return the tests that execute a mutant's line: the quickest for most of the time, then those that do most."""
     if mutant.function:
         able: Iterable[int] = covered.tests.get((str(mutant.path), mutant.line), ())
     else:
@@ -466,7 +590,7 @@ def _chosen(mutant: Mutant, covered: Covered) -> list[int]:
     seconds = covered.seconds
     quickest = sorted(able, key=lambda each: (seconds[each], each))
     chosen = dict.fromkeys(quickest[:1])
-    for limit_s, numbers in ((_SECONDS_OF_TESTS / 2, quickest), (_SECONDS_OF_TESTS, quickest[::-1])):
+    for limit_s, numbers in ((0.75 * _SECONDS_OF_TESTS, quickest), (_SECONDS_OF_TESTS, quickest[::-1])):
         for number in numbers:
             if sum(seconds[each] for each in chosen) + seconds[number] <= limit_s:
                 chosen[number] = None
@@ -485,18 +609,25 @@ def _equivalent() -> set[tuple[str, str, str, str]]:
     return {(row["file"], row["function"], _one_line(row["before"]), _one_line(row["after"])) for row in rows}
 
 
-def _sample(path: Path, options: argparse.Namespace) -> list[Mutant]:
-    """Return the mutants of a file that are judged: all, or a seeded choice."""
+def _sample(paths: Sequence[Path], options: argparse.Namespace) -> tuple[list[Mutant], int]:
+    """Return the mutants of a subject that are judged, all or a seeded choice, and the number of those there are."""
     left_out = _equivalent()
-    name = str(path.relative_to(SOURCE))
     able = [
         mutant
+        for path in paths
         for mutant in mutants(path)
-        if (name, mutant.function, _one_line(mutant.before), _one_line(mutant.after)) not in left_out
+        if (
+            str(path.relative_to(SOURCE)),
+            mutant.function,
+            _one_line(mutant.before),
+            _one_line(mutant.after),
+        )
+        not in left_out
     ]
-    if options.all or len(able) <= options.per_file:
-        return able
-    return sorted(random.Random(f"{options.seed} {name}").sample(able, options.per_file), key=lambda each: each.begin)
+    if not options.all:
+        random.Random(options.seed).shuffle(able)
+    chosen = list(islice(filter(_changes_code, able), None if options.all else options.sample))
+    return sorted(chosen, key=lambda each: (each.path, each.begin)), len(able)
 
 
 def main() -> int:
@@ -504,7 +635,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help=f"of {', '.join(SUBJECTS)}; all of them if none")
     parser.add_argument("--all", action="store_true", help="every mutant, not a sample")
-    parser.add_argument("--per-file", type=int, default=25, help="mutants of a file that are judged (25)")
+    parser.add_argument("--sample", type=int, default=80, help="mutants of a subject that are judged (80)")
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
     options = parser.parse_args()
     options.subjects = options.subjects or list(SUBJECTS)

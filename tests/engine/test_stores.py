@@ -14,8 +14,9 @@ from hetero.testing.store import check_power_cuts, check_store
 
 
 @pytest.mark.slow
-def test_a_file_store_keeps_every_promise_of_a_store(tmp_path: Path) -> None:
-    check_store(partial(FileStore, tmp_path / "store"), tmp_path / "store", operations=100_000)
+@pytest.mark.parametrize("operations", [10_000, pytest.param(100_000, marks=pytest.mark.servers)])
+def test_a_file_store_keeps_every_promise_of_a_store(operations: int, tmp_path: Path) -> None:
+    check_store(partial(FileStore, tmp_path / "store"), tmp_path / "store", operations=operations)
 
 
 def test_no_power_cut_at_any_write_boundary_loses_what_was_put() -> None:

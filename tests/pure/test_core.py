@@ -8,6 +8,7 @@ import pytest
 
 from hetero.core.invariants import check
 from hetero.core.machine import Machine, Rules
+from hetero.core.placement import CHUNK_S
 from hetero.model.commands import (
     Cancel,
     Command,
@@ -470,3 +471,38 @@ def test_nothing_is_sent_alone_while_something_else_has_to_be_weighed() -> None:
     world = warm(cpu())
     world.tell(DeviceLost(2.0, "h0/cpu:0", "it died", False))
     assert world.machine.lone(quick(1)) is None
+
+
+def test_a_missing_package_is_missing_for_the_whole_function_whatever_its_arguments_are() -> None:
+    world = World(cpu(), gpu())
+    world.tell(TaskSubmitted(0.0, Task(1, "f", "f|int|str", 0.0, (), (), Request(on=("cpu",)))))
+    world.fail(1, "missing_package")
+    obstacles = dict(world.machine.obstacles("f|float", PLAIN))
+    assert obstacles["h0/cpu:0"]
+    assert not obstacles[GPU]
+    assert not dict(world.machine.obstacles("g|int|str", PLAIN))["h0/cpu:0"]
+
+
+def test_a_message_holds_as_many_small_tasks_as_a_chunk_is_long_and_no_more() -> None:
+    world = World(cpu())
+    for _ in range(8):
+        world.machine.cost.observe("f|", 0.0, cpu(), 0.3 * CHUNK_S)
+    tasks = [Task(number, "f", "f|", 0.0, (), (), PLAIN) for number in range(1, 30)]
+    commands = world.machine.handle_all([TaskSubmitted(0.0, task) for task in tasks])
+    assert [len(each.launches) for each in commands if isinstance(each, Run)] == [1, 3]  # the first goes at once
+
+
+def test_what_never_went_anywhere_has_used_and_moved_nothing() -> None:
+    replicas = World(gpu(), topology=LINKED).machine.replicas
+    assert set(replicas.used.values()) == set(replicas.peak.values()) == {0}
+    assert replicas.moved == {}
+    assert replicas.settled == 0
+
+
+def test_a_plan_of_memory_nodes_is_asked_for_only_where_a_device_has_one_of_its_own() -> None:
+    machine = Machine(get("eft"), CostModel(), LINKED)
+    assert not machine.fleet.own_nodes
+    machine.handle(DeviceAdded(0.0, cpu()))
+    assert not machine.fleet.own_nodes
+    machine.handle(DeviceAdded(0.0, gpu()))
+    assert machine.fleet.own_nodes

@@ -21,7 +21,9 @@ from hetero.model.leases import LeaseRequest
 from hetero.model.tasks import Request
 from hetero.plan.policies.planned import Planned
 from hetero.plan.policies.registry import OURS
+from tests.conftest import Golden
 from tests.sim import soak, test_lookahead, test_nested, test_sim_leases
+from tests.sim.small_worlds import World
 from tests.sim.worlds import cpus, gpu, independent, joined, known, program, speeds, task
 
 _FLOAT = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
@@ -39,10 +41,13 @@ class Told:
         text = f"{type(record).__name__}{record!r}"
         self.records.append(_FLOAT.sub(lambda match: f"{float(match[0]):.6g}", text))
 
+    def digest(self, begin: int = 0, end: int | None = None) -> str:
+        """Return a digest of some of the records."""
+        return hashlib.sha256("\n".join(self.records[begin:end]).encode()).hexdigest()[:16]
+
     def lines(self, result: SimResult) -> Iterator[str]:
         for begin in range(0, len(self.records), CHUNK):
-            rows = "\n".join(self.records[begin : begin + CHUNK])
-            yield f"{begin:5} {hashlib.sha256(rows.encode()).hexdigest()[:16]}"
+            yield f"{begin:5} {self.digest(begin, begin + CHUNK)}"
         happened = " ".join(f"{name}={count}" for name, count in sorted(result.happened.items()))
         counts = f"{len(result.commits)} committed, {len(result.failures)} failed, {result.makespan_s:.6g} s"
         yield f"{counts}; {happened}".rstrip("; ")
@@ -142,7 +147,15 @@ WORLDS: dict[str, Callable[[Told], SimResult]] = {
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_decisions_are_those_that_were_accepted(world: str, golden: Callable[[str, str], None]) -> None:
+def test_decisions_are_those_that_were_accepted(world: str, golden: Golden) -> None:
     told = Told()
     result = WORLDS[world](told)
     golden(f"decisions_{world}.txt", "\n".join(told.lines(result)) + "\n")
+
+
+@pytest.mark.parametrize("seed", range(160))
+def test_what_a_small_world_decides_is_what_was_accepted(seed: int, golden: Golden) -> None:
+    told = Told()
+    result = World(seed).run(SimHooks(trace=told))
+    counts = f"{len(result.commits)} committed, {len(result.failures)} failed, {result.makespan_s:.6g} s"
+    golden("decisions_small_worlds.txt", f"{seed:4} {len(told.records):5} records {told.digest()}; {counts}", seed)

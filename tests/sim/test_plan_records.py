@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetero.drive.sim import Costs, Program, SimHooks, simulate
+from hetero.drive.sim import FIRST_PART, Costs, Program, SimHooks, SimTask, simulate
 from hetero.drive.trace import TraceWriter
 from hetero.model.annotations import PlanMade
 from hetero.model.device import Device
@@ -19,6 +19,7 @@ from hetero.report.planning import places_by_device
 from hetero.report.record import RunRecord
 from hetero.report.trace_reader import read_run
 from tests.sim.report_runs import fleet, tasks, topology, truth
+from tests.sim.worlds import cpus, task
 
 COUNT = 300
 
@@ -52,6 +53,17 @@ def test_each_task_is_told_once_with_a_device_and_a_time(run: RunRecord) -> None
         assert set(each.devices) <= ids
         assert all(start_s < end_s for start_s, end_s in zip(each.starts_s, each.finishes_s, strict=True))
     assert max(len(each.tasks) for each in plans) > 0.5 * COUNT
+
+
+def test_ids_of_nested_tasks_however_large_are_told_as_they_are() -> None:
+    given = [
+        SimTask(task(number, name="outer"), nested=(SimTask(task(1, name="inner")),) * 3) for number in range(1, 9)
+    ]
+    records: list[object] = []
+    simulate(Program(given, together=True), cpus(2), lambda *_: 0.01, policy=Planned(), hooks=SimHooks(records.append))
+    told = [number for each in records if isinstance(each, PlanMade) for number in each.tasks]
+    assert max(told) > FIRST_PART
+    assert len(told) == len(set(told))
 
 
 def test_plans_take_less_than_a_hundred_bytes_a_task_when_compressed(traced: tuple[Path, list[Device]]) -> None:

@@ -36,7 +36,7 @@ class PlanRecorder:
         self._machine = machine
         self._last: object = None
         self._end_s = -np.inf
-        self._device = np.full(1024, -1, dtype=np.int64)
+        self._device: dict[int, int] = {}
 
     @property
     def is_new(self) -> bool:
@@ -56,8 +56,9 @@ class PlanRecorder:
         if len(ids) < plan.known:
             return None
         slots = np.flatnonzero((phase[: plan.known] == WAITING) & (plan.device >= 0) & (plan.finish_s > 0.0))
-        before = self._known(ids[slots])
-        self._device[ids[slots]] = plan.device[slots]
+        planned = ids[slots].tolist()
+        before = np.array([self._device.get(task, -1) for task in planned], dtype=np.int64)
+        self._device.update(zip(planned, plan.device[slots].tolist(), strict=True))
         new = slots[before < 0]
         moved = int(((before >= 0) & (before != plan.device[slots])).sum())
         worth = abs(plan.makespan_s - self._end_s) > _WORTH_FRAC * max(plan.makespan_s - now_s, 0.0)
@@ -65,15 +66,6 @@ class PlanRecorder:
             return None
         self._end_s = plan.makespan_s
         return self._note(plan, now_s, new, ids[new], moved)
-
-    def _known(self, ids: Ints) -> Ints:
-        """Return the devices on which tasks were to run so far, -1 for a new one."""
-        most = int(ids.max(initial=0))
-        if most >= len(self._device):
-            longer = np.full(2 * most, -1, dtype=np.int64)
-            longer[: len(self._device)] = self._device
-            self._device = longer
-        return self._device[ids]
 
     def _note(self, plan: RemainingPlan, now_s: float, slots: Ints, ids: Ints, moved: int) -> PlanMade:
         names = [device.id for device in self._machine.fleet.devices]

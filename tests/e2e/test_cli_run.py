@@ -115,6 +115,8 @@ def test_a_program_that_fails_exits_with_the_code_of_its_mistake(text: str, code
 
 
 PRINTS = """import os, sys
+def typed(n: int = 3, t: "int" = 4): pass
+print(typed.__annotations__, type(__builtins__).__name__)
 os.chdir("/")
 print(__file__, sys.argv, type(__loader__).__name__, __spec__, sys.path[0], sys.stdout.errors, sys.stderr.errors)
 os.write(1, b"|"); print(os.fsdecode(b"\\xe9.txt"), "\u2014"); sys.stdout.flush()
@@ -135,6 +137,21 @@ def test_a_script_has_the_path_and_the_streams_that_python_gives_it(encoding: st
     )  # fmt: skip
     assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
     assert b"program.py" in plain.stdout
+
+
+def test_what_a_program_printed_stands_before_its_traceback(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("print('before')\n1 / 0\n")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    plain, ours = (
+        subprocess.run(
+            [sys.executable, *words, "program.py"],
+            cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            timeout=ENOUGH_S, check=False,
+        )
+        for words in ((), ("-m", "hetero", "run"))
+    )  # fmt: skip
+    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
+    assert plain.stdout.startswith(b"before")
 
 
 def test_an_interrupted_program_exits_130_and_leaves_no_worker(script: Any) -> None:

@@ -6,9 +6,11 @@ It must not import the script as a module: the script is `__main__`, as under `p
 
 from __future__ import annotations
 
+import builtins
 import os
 import sys
 import types
+from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -87,7 +89,7 @@ def _compiled(script: str) -> types.CodeType:
 
     source = sys.stdin.buffer.read(MOST_BYTES) if script == "-" else read_bytes(Path(script), BadValueError)
     try:
-        return compile(source, "<stdin>" if script == "-" else _in_full(script), "exec")
+        return compile(source, "<stdin>" if script == "-" else _in_full(script), "exec", dont_inherit=True)
     except SyntaxError as error:
         _end_with_traceback(error, own_frames=1)
     except ValueError as error:
@@ -119,7 +121,7 @@ def _execute(code: types.CodeType, script: str, args: list[str]) -> None:
         named: dict[str, object] = {"__file__": "<stdin>"}
     else:
         named = {"__file__": _in_full(script), "__loader__": SourceFileLoader("__main__", _in_full(script))}
-    main.__dict__.update(named, __builtins__=__builtins__, __cached__=None)
+    main.__dict__.update(named, __builtins__=builtins, __cached__=None)
     sys.argv = [script, *args]
     sys.path[0] = "" if script == "-" else str(Path(script).resolve().parent)
     sys.modules["__main__"] = main
@@ -140,5 +142,7 @@ def _end_with_traceback(error: Exception, own_frames: int) -> NoReturn:
     trace = error.__traceback__
     for _ in range(own_frames):
         trace = trace.tb_next if trace is not None else None
+    with suppress(Exception):  # what was printed before comes first, also where both go to one file
+        sys.stdout.flush()
     sys.excepthook(type(error), error.with_traceback(trace), trace)
     raise typer.Exit(ExitCode.FAILED)

@@ -9,10 +9,13 @@ import functools
 import hashlib
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.thread import _worker  # type: ignore[attr-defined]
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from hetero.engines.base import Channel, Nest, Spread
@@ -140,8 +143,9 @@ class Frame:
             kept = f"item{self.item}{kept}"
         root_key = self.root_key if self.depth else self.task_key
         key = f"{root_key}/in-{_short(path)}{KEPT_MARK}in-{_short(kept)}" if root_key else ""
-        child = replace(self.again(), task_key=key, path=path, root_key=root_key, depth=self.depth + 1, item=-1)
-        child.kept_path = kept
+        child = self.again()
+        child.task_key, child.path, child.root_key, child.kept_path = key, path, root_key, kept
+        child.depth, child.item = self.depth + 1, -1
         return child
 
     @property
@@ -151,15 +155,25 @@ class Frame:
 
     def again(self) -> Frame:
         """Return a frame like this one that nothing has happened in; what it notes is told with this attempt."""
-        return replace(
-            self,
-            channel=None,
-            loops=None,
-            talk=None,
-            used_namespace=False,
-            throttled_cpu_s=0.0,
-            children=None,
-            found=None,
+        return Frame(  # `dataclasses.replace` takes ten times as long, in every nested task
+            self.device,
+            self.backend,
+            self.task,
+            self.attempt,
+            self.task_key,
+            began_s=self.began_s,
+            notes=self.notes,
+            late=self.late,
+            state=self.state,
+            spread=self.spread,
+            inside=self.inside,
+            path=self.path,
+            root_key=self.root_key,
+            kept_path=self.kept_path,
+            item=self.item,
+            depth=self.depth,
+            profile=self.profile,
+            timing=self.timing,
         )
 
     def ended(self, child: Frame) -> None:
@@ -216,33 +230,88 @@ def enter(frame: Frame | None) -> Frame | None:
     return before
 
 
-_followed = False
-
 _Came = tuple[dict[str, Any], tuple[int, int]]
-"""Where a thread comes from: what is local to the thread that started it, and the task and attempt that this ran."""
+"""Where work comes from: what is local to the thread of the task that started it, and that task and its attempt."""
 
 
-def follow_threads() -> None:
-    """From now on, let a thread know the task that started it, where tasks run in threads of the program's process.
+class _Following:
+    """Has threads and pools know the task that they work for while somebody needs that; see `follow_threads`."""
 
-    There, a thread that a task starts and waits for would else be taken for one of the program: it would wait for a
-    task of the program, which may wait for the device.
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a finaliser may come in the middle of it
+        self._needs = 0
+        self._wraps: list[tuple[type, str, Any, Any]] = []
+
+    def begin(self) -> None:
+        """Wrap what starts threads and what hands work to pools, unless that is so already."""
+        with self._lock:
+            self._needs += 1
+            for owner, name, wrap in ((threading.Thread, "start", _started), (ThreadPoolExecutor, "submit", _handed)):
+                found = getattr(owner, name)
+                if not any(found is ours for *_, ours in self._wraps):
+                    ours = wrap(found)
+                    self._wraps.append((owner, name, found, ours))
+                    setattr(owner, name, ours)
+
+    def end(self) -> None:
+        """Put back what was there where nobody needs this any more; what others have wrapped since stays as it is."""
+        with self._lock:
+            self._needs -= 1
+            if self._needs:
+                return
+            for owner, name, found, ours in reversed(self._wraps):
+                if getattr(owner, name) is ours:
+                    setattr(owner, name, found)
+            self._wraps.clear()
+
+
+_following = _Following()
+
+
+def follow_threads(owner: object) -> Callable[[], object]:
+    """Have threads know the task that they work for, where tasks run in threads of the program's process.
+
+    There, a thread that a task waits for would else be taken for one of the program: it would wait for a task of the
+    program, which may wait for the device. A thread works for the task that started it, and what a task hands to a
+    `ThreadPoolExecutor` works for that task, whoever has started the thread.
+
+    Parameters
+    ----------
+    owner
+        Needs that for as long as it lives, or until what is returned is called.
     """
-    global _followed
-    if _followed:
-        return
-    _followed = True
-    start = threading.Thread.start
+    _following.begin()
+    ended = weakref.finalize(owner, _following.end)
+    ended.atexit = False
+    return ended
 
+
+def _came() -> _Came | None:
+    """Return where what this thread does comes from."""
+    frame = current()
+    came: _Came | None = getattr(_local, "came", None) if frame is None else (_local.__dict__, _which(frame))
+    return came
+
+
+def _started(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
     @functools.wraps(start)
     def start_followed(thread: threading.Thread) -> None:
-        frame = current()
-        came = getattr(_local, "came", None) if frame is None else (_local.__dict__, _which(frame))
-        if came is not None and not thread.name.startswith("hetero"):
+        came = _came()
+        if came is not None and not hasattr(vars(thread).get("run"), "came") and not _follows_by_itself(thread):
             _inherit(thread, came)
         start(thread)
 
-    setattr(threading.Thread, "start", start_followed)  # noqa: B010  for mypy it is not to be assigned
+    return start_followed
+
+
+def _follows_by_itself(thread: threading.Thread) -> bool:
+    """Return whether a thread is one of hetero's own, or of a pool, whose calls come from different tasks."""
+    target = getattr(thread, "_target", None)
+    if target is _worker:
+        pool = thread._args[0]()  # type: ignore[attr-defined]
+        return getattr(pool, "_initializer", thread) is None
+    made = type(thread) if target is None else target
+    return str(getattr(made, "__module__", "")).startswith("hetero.")
 
 
 def _inherit(thread: threading.Thread, came: _Came) -> None:
@@ -254,7 +323,29 @@ def _inherit(thread: threading.Thread, came: _Came) -> None:
         _local.came = came
         run()
 
+    begin.came = came  # type: ignore[attr-defined]
     thread.run = begin  # type: ignore[method-assign]
+
+
+def _handed(submit: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(submit)
+    def submit_followed(pool: Any, /, *args: Any, **kwargs: Any) -> Any:
+        came = _came()
+        if came is None or not args:
+            return submit(pool, *args, **kwargs)
+        return submit(pool, functools.partial(_call_for, came, args[0]), *args[1:], **kwargs)
+
+    return submit_followed
+
+
+def _call_for(came: _Came, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call what a task has handed to a pool, in a thread that may have come from elsewhere."""
+    before = getattr(_local, "came", None)
+    _local.came = came
+    try:
+        return function(*args, **kwargs)
+    finally:
+        _local.came = before
 
 
 def _which(frame: Frame) -> tuple[int, int]:
@@ -262,7 +353,7 @@ def _which(frame: Frame) -> tuple[int, int]:
 
 
 def starter() -> Frame | None:
-    """Return the frame of the task that has started this thread and still runs, None where there is none."""
+    """Return the frame of the task that this thread works for and that still runs, None where there is none."""
     came: _Came | None = getattr(_local, "came", None)
     frame: Frame | None = None if came is None else came[0].get("frame")
     return frame if came is not None and frame is not None and _which(frame) == came[1] else None

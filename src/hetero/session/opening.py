@@ -74,6 +74,7 @@ class Opened:
         progress: bool | None,
     ) -> None:
         self._setup = setup
+        self._leave_threads: Callable[[], object] = lambda: None
         level = settings.debug_level()
         if level:
             log_to_stderr(logging.DEBUG)
@@ -125,7 +126,7 @@ class Opened:
         initializer = self._setup.initializer
         elsewhere = self.engine_name != "inline" and any(device.isolation != "thread" for device in self.devices)
         if self.engine_name == "inline" or any(device.isolation == "thread" for device in self.devices):
-            follow_threads()
+            self._leave_threads = follow_threads(self)
         if initializer is not None and elsewhere:
             initializer.pack()
 
@@ -148,6 +149,7 @@ class Opened:
         left_out = [f"left out: {device.partition('/')[2]}: {reason}" for device, reason in self.left_out()]
         self.driver.close(wait)
         self._end_tags()
+        self._leave_threads()
         for line in left_out:
             _log.info(line)
         if self._view is not None:

@@ -211,7 +211,7 @@ def test_a_class_that_ended_a_worker_does_not_run_on_top_of_its_parent_while_ano
 class Spreads:
     """Takes what a task submits, as a worker does that has another device beside it."""
 
-    out = 0
+    out = waits = 0
 
     def __init__(self) -> None:
         cpu = DeviceType("CPU")
@@ -285,44 +285,6 @@ def test_what_would_wait_for_ever_for_a_nested_task_is_refused_by_name(ctx: hete
     assert "has not ended, and a nested task calls nobody back; wait for it: result()" in called
     assert "cannot be awaited" in awaited
     assert ended == "True"
-
-
-POOLS: list[concurrent.futures.ThreadPoolExecutor] = []
-
-
-def use_the_program(ctx: hetero.Context | None) -> str:
-    try:
-        return str((inner() if ctx is None else ctx).submit(abs, -3).result(5.0))
-    except (BadValueError, TimeoutError) as error:
-        return str(error)
-
-
-def use_it_in_threads(given: Callable[[], hetero.Context | None]) -> list[str]:
-    import asyncio
-
-    said: list[str] = []
-    within = threading.Thread(target=lambda: said.append(use_the_program(given())))
-    around = threading.Thread(target=lambda: (within.start(), within.join()))
-    around.start()
-    around.join()
-    POOLS.append(concurrent.futures.ThreadPoolExecutor(1))
-    said.append(POOLS[-1].submit(use_the_program, given()).result())
-    said.append(asyncio.run(asyncio.to_thread(use_the_program, given())))
-    return said
-
-
-@pytest.mark.parametrize("way", [{"engine": "inline"}, {"isolation": "thread"}])
-def test_a_thread_that_a_task_starts_may_not_wait_for_the_program_while_the_task_runs(way: dict[str, Any]) -> None:
-    with hetero.Context(devices="1xcpu", history=False, **way) as program:
-        holder = [program]
-        assert all("in its own thread; submit there" in each for each in program.run(use_it_in_threads, lambda: None))
-        said = program.run(use_it_in_threads, lambda: holder[0])
-        assert all("would wait for task" in each and "keep its device" in each for each in said)
-        assert len(said) == 3
-        while POOLS:
-            with POOLS.pop() as pool:  # its thread was started by a task that has ended
-                assert pool.submit(use_the_program, program).result() == "3"
-        assert use_it_in_threads(lambda: program) == ["3"] * 3
 
 
 def fail(word: str) -> None:

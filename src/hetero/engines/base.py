@@ -139,9 +139,11 @@ class Spread(Protocol):
     ----------
     devices : the fleet
     out : how many tasks of this worker's were handed in and have not ended, as far as is known here
+    waits : how often a task of this worker has waited for others
     """
 
     devices: tuple[Device, ...]
+    waits: int
 
     @property
     def out(self) -> int: ...  # noqa: D102

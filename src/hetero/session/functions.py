@@ -43,6 +43,7 @@ class FunctionSource:
     plain_task : the task without wishes that was made of a plain function, None before
     pooled : the task that an executor made of another: the request of that one, the executor's devices, the task
     chunked : the same function over the items of a chunk, None before it is needed
+    nests : True once a call of it in this process was seen to submit tasks itself
     """
 
     __slots__ = (
@@ -55,6 +56,7 @@ class FunctionSource:
         "implementations",
         "model_key",
         "name",
+        "nests",
         "plain_task",
         "pooled",
         "shipped",
@@ -74,6 +76,7 @@ class FunctionSource:
         self.plain_task: Any = None
         self.pooled: tuple[object, tuple[str, ...], Any] | None = None
         self.chunked: FunctionSource | None = None
+        self.nests = False
         self._of = of
         self.model_key = ""
         self._current: Function | None = None

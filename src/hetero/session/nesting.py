@@ -42,6 +42,9 @@ MIDDLE_S = 20e-3
 
 OUT = 2
 
+NESTS_S = 10e-3
+"""Instead of `SHORT_S` for functions that submit tasks themselves: a longer one of these may go in their place."""
+
 _CLASSES = 4096
 
 _Kind = tuple[str, float, int]
@@ -204,9 +207,9 @@ class TaskContext:
     dropped, and a new attempt submits it again.
 
     A nested task runs at once in the worker of the task that submits it, its time a part of its parent's, where that
-    is the only device that could run it, where its class is known to take less than two milliseconds, or less than 20
-    while enough of them are out to keep the other devices at work, and always with
-    the inline engine, on Ray, with worker threads, and in group tasks and exclusive ones. `retries` counts there as
+    is the only device that could run it, where its class is known to take less than two milliseconds, less than ten
+    where the function submits tasks itself, or less than 20 while enough of them are out to keep the other devices at
+    work, and always with the inline engine, on Ray, with worker threads, and in group tasks and exclusive ones. `retries` counts there as
     well; the death of the worker is then that of the parent.
 
     Examples
@@ -255,9 +258,10 @@ class TaskContext:
         kind = (signature, round(mantissa, 1), exponent)
         if not _stays(frame.spread, frame, task, kind, args, kwargs):
             return _spread(frame.spread, frame, task, (args, kwargs), (signature, size, kind))
-        begun_s = clock.monotonic_s()
+        begun_s, waits = clock.monotonic_s(), frame.spread.waits
         future = _ran(frame, task, args, kwargs)
-        _note_time(frame.spread, kind, clock.monotonic_s() - begun_s)
+        if frame.spread.waits == waits:  # else others may have run on top of it
+            _note_time(kind, clock.monotonic_s() - begun_s)
         return future
 
     def run(self, function: Callable[..., R], /, *args: object, **kwargs: object) -> R:
@@ -424,12 +428,12 @@ def _results(futures: list[NestedFuture], until_s: float | None) -> Iterator[Any
 _expected_s: dict[_Kind, float] = {}
 
 
-def _note_time(spread: Spread, kind: _Kind, seconds: float) -> None:
-    """Learn how long a class of nested tasks takes: at once that it takes longer, slowly that it takes less."""
-    known_s = _expected_s.get(kind, 0.0)
-    if kind not in _expected_s and len(_expected_s) >= _CLASSES:
+def _note_time(kind: _Kind, seconds: float) -> None:
+    """Learn how long a class of nested tasks takes; a single run that the system held up counts little."""
+    known_s = _expected_s.get(kind)
+    if known_s is None and len(_expected_s) >= _CLASSES:
         _expected_s.clear()
-    _expected_s[kind] = max(seconds, known_s + 0.25 * (seconds - known_s))
+    _expected_s[kind] = seconds if known_s is None else known_s + 0.25 * (seconds - known_s)
 
 
 def _stays(spread: Spread, frame: Frame, task: TaskFunction[..., Any], kind: _Kind, args: Any, kwargs: Any) -> bool:
@@ -445,18 +449,18 @@ def _stays(spread: Spread, frame: Frame, task: TaskFunction[..., Any], kind: _Ki
     able = _able(spread, task)
     if frame.device.id not in able:
         return False
-    if len(able) > 1 and not _is_short(spread, kind, OUT * (len(able) - 1)):
+    if len(able) > 1 and not _is_short(spread, kind, NESTS_S if task.source.nests else SHORT_S, OUT * (len(able) - 1)):
         return False
     return len(able) == 1 or not any(_is_open(each) for each in (*args, *kwargs.values()))
 
 
-def _is_short(spread: Spread, kind: _Kind, out: int) -> bool:
+def _is_short(spread: Spread, kind: _Kind, least_s: float, out: int) -> bool:
     """Return whether a nested task is not worth the way to another device, where so many at most shall be out."""
     expected_s = _expected_s.get(kind, MIDDLE_S)
-    if SHORT_S <= expected_s < MIDDLE_S and spread.out >= out:
+    if least_s <= expected_s < MIDDLE_S and spread.out >= out:
         spread.poll()
         return spread.out >= out
-    return expected_s < SHORT_S
+    return expected_s < least_s
 
 
 _known_able: dict[int, tuple[object, object, tuple[str, ...]]] = {}
@@ -496,8 +500,11 @@ def _ran(frame: Frame, task: TaskFunction[..., Any], args: object, kwargs: objec
         code = task.surroundings.of(code)
     try:
         given, named = _taken(args), _taken(kwargs)
-        identity = call_identity(task, given, named)
-        future.set_result(_tried(frame, code, identity, given, named, task.request.retries))
+        child = frame.child(code.name, call_identity(task, given, named))
+        try:
+            future.set_result(_tried(child, code, given, named, task.request.retries))
+        finally:
+            source.nests = source.nests or child.children is not None
     except (Exception, SystemExit) as error:  # noqa: BLE001  handed on by result() and exception()
         future.set_exception(error)
     return future
@@ -530,7 +537,7 @@ def _spread(
 
     def ended(end: Ended) -> None:
         if end.failure is None:
-            _note_time(spread, kind, end.seconds)
+            _note_time(kind, end.seconds)
         whole.pop()._end(end)
 
     asked = Asked(task.name, signature, size, task.request)
@@ -577,15 +584,14 @@ def _refuse(frame: Frame, task: TaskFunction[..., Any]) -> None:
         )
 
 
-def _tried(frame: Frame, code: Function, identity: str, args: object, kwargs: object, retries: int) -> Any:
+def _tried(frame: Frame, code: Function, args: object, kwargs: object, retries: int) -> Any:
     assert frame.inside is not None
-    child = frame.child(code.name, identity)
     for _ in range(retries):
         try:
-            return frame.inside(child.again(), code, args, kwargs)
+            return frame.inside(frame, code, args, kwargs)
         except Exception:  # noqa: BLE001  tried again
-            continue
-    return frame.inside(child.again(), code, args, kwargs)
+            frame = frame.again()
+    return frame.inside(frame, code, args, kwargs)
 
 
 def _taken(value: object) -> Any:

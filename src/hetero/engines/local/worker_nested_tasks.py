@@ -43,6 +43,7 @@ class Spreading:
     def __init__(self, worker: WorkerProcess) -> None:
         self.devices = worker.hello.fleet
         self._worker = worker
+        self.waits = 0
         self._numbers = 0
         self._attempts: dict[int, _Attempt] = {}
         self._of: dict[int, int] = {}
@@ -121,6 +122,7 @@ class Spreading:
             return True
         until_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
         seq = worker.running
+        self.waits += 1
         before = worker.suspend(number)
         try:
             while not done():

@@ -13,7 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures.thread import _worker  # type: ignore[attr-defined]
+from concurrent.futures.thread import _worker
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any

@@ -209,8 +209,8 @@ class TaskContext:
     A nested task runs at once in the worker of the task that submits it, its time a part of its parent's, where that
     is the only device that could run it, where its class is known to take less than two milliseconds, less than ten
     where the function submits tasks itself, or less than 20 while enough of them are out to keep the other devices at
-    work, and always with the inline engine, on Ray, with worker threads, and in group tasks and exclusive ones. `retries` counts there as
-    well; the death of the worker is then that of the parent.
+    work, and always with the inline engine, on Ray, with worker threads, and in group tasks and exclusive ones.
+    `retries` counts there as well; the death of the worker is then that of the parent.
 
     Examples
     --------
@@ -585,13 +585,14 @@ def _refuse(frame: Frame, task: TaskFunction[..., Any]) -> None:
 
 
 def _tried(frame: Frame, code: Function, args: object, kwargs: object, retries: int) -> Any:
-    assert frame.inside is not None
+    inside = frame.inside
+    assert inside is not None
     for _ in range(retries):
         try:
-            return frame.inside(frame, code, args, kwargs)
+            return inside(frame, code, args, kwargs)
         except Exception:  # noqa: BLE001  tried again
             frame = frame.again()
-    return frame.inside(frame, code, args, kwargs)
+    return inside(frame, code, args, kwargs)
 
 
 def _taken(value: object) -> Any:

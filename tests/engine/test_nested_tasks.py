@@ -208,6 +208,37 @@ def test_a_class_that_ended_a_worker_does_not_run_on_top_of_its_parent_while_ano
     assert ctx.submit(parent, 3).result(LONG_S) == ["TaskLostError"] * 3
 
 
+def keep_or_end(letter: str) -> str:
+    if letter == "x":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return letter
+
+
+def warm() -> None:
+    """Have this worker know that they take no time."""
+    inner().gather([inner().submit(keep_or_end, letter) for letter in "abc"])
+
+
+def parent_of_one_killer(_: int) -> list[str]:
+    child, answers = hetero.task(keep_or_end, crashes=1), []
+    for letter in "abcdxefg":
+        try:
+            answers.append(inner().run(child, letter))
+        except TaskLostError as error:
+            answers.append(str(error))
+    return answers
+
+
+def test_a_quick_task_that_ends_the_worker_of_its_parent_is_to_blame_and_not_the_parent() -> None:
+    with hetero.Context(devices="3xcpu", history=False) as program:
+        program.gather([program.submit(hetero.task(warm, on=each.id)) for each in program.devices])
+        parents = [program.submit(hetero.task(parent_of_one_killer, crashes=1), at) for at in range(2)]
+        for parent in parents:
+            answers = parent.result(LONG_S)
+            assert "keep_or_end was given up: its worker died" in answers.pop(4)
+            assert "".join(answers) == "abcdefg"
+
+
 class Spreads:
     """Takes what a task submits, as a worker does that has another device beside it."""
 
@@ -217,6 +248,12 @@ class Spreads:
         cpu = DeviceType("CPU")
         self.devices = tuple(Device(f"h0/cpu:{at}", "cpu", cpu, "cpu", at) for at in range(2))
         self.asked: list[Asked] = []
+
+    def is_deadly(self, mark: int) -> bool:
+        return False
+
+    def at_once(self, mark: int) -> int:
+        return 0
 
     def submit(self, function: Any, asked: Asked, *_: Any) -> int:
         self.asked.append(asked)

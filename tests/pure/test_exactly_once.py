@@ -16,8 +16,10 @@ from hetero.engines.shared.in_flight import FUNCTIONS_KEPT, InFlight, Outbox, Sh
 from hetero.engines.shared.items import HeldItem, Items, NodeMeter, Replica, resolve, sizeof
 from hetero.engines.shared.memory_pool import (
     AHEAD,
+    DEADLY_BYTES,
     FUNCTIONS,
     RUNNING_BYTES,
+    WORKERS_BYTES,
     Allocator,
     MemoryPool,
     OutputLeases,
@@ -492,6 +494,21 @@ def test_workers_tell_which_attempt_they_run(pool: MemoryPool) -> None:
     assert [pool.running(slot) for slot in slots] == [0, 77, 0]
     pool.clear_running(slots[1])
     assert pool.running(slots[1]) == 0
+
+
+def test_a_class_whose_nested_task_ended_a_worker_is_known_to_all_workers(pool: MemoryPool) -> None:
+    slots = [pool.running_slot(name) for name in ("a", "b")]
+    first, second = (SharedMappings(os.dup(pool.main.memory.fd), 16 * PAGE + WORKERS_BYTES) for _ in range(2))
+    assert not pool.is_of_nested(slots[1])
+    first.nested_slot(slots[1])[0] = 77
+    assert not pool.is_of_nested(slots[0])
+    assert [pool.is_of_nested(slots[1]) for _ in range(2)] == [True, True]  # another worker may have begun before
+    assert second.deadly[:3].tolist() == [1, 77, 0]
+    pool.clear_running(slots[1])
+    assert not pool.is_of_nested(slots[1])
+    for mark in range(100, 100 + DEADLY_BYTES // 8):
+        first.nested_slot(slots[0])[0] = mark
+        assert pool.is_of_nested(slots[0]) == (mark < 98 + DEADLY_BYTES // 8)  # beyond, the parent is blamed
 
 
 def test_values_go_through_memory_that_was_leased(large: tuple[MemoryPool, SharedMappings]) -> None:

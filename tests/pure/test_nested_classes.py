@@ -25,7 +25,8 @@ from hetero.session.tasks import as_task
 class Spreads:
     """Takes what a task submits, as a worker does that has another device beside it."""
 
-    out = waits = 0
+    out = waits = mark = 0
+    deadly: frozenset[int] = frozenset()
 
     def __init__(self) -> None:
         cpu = DeviceType("CPU")
@@ -34,6 +35,13 @@ class Spreads:
 
     def poll(self) -> None:
         """Take nothing in."""
+
+    def is_deadly(self, mark: int) -> bool:
+        return mark in self.deadly
+
+    def at_once(self, mark: int) -> int:
+        before, self.mark = self.mark, mark
+        return before
 
     def submit(self, function: Any, asked: Asked, *_: Any) -> int:
         self.asked.append(asked)
@@ -101,3 +109,22 @@ def test_a_frame_made_again_is_like_the_first_but_for_what_happened_in_it() -> N
     again, new = frame.again(), Frame(None, None)  # type: ignore[arg-type]
     for each in dataclasses.fields(Frame):
         assert getattr(again, each.name) is getattr(new if each.name in fresh else frame, each.name), each.name
+
+
+def test_a_worker_tells_which_class_it_runs_at_once_and_none_that_has_ended_one_is_run_so(alone: Any) -> None:
+    def look() -> int:
+        return int(alone.mark)
+
+    def deeper() -> tuple[int, int, int]:
+        return alone.mark, hetero.current_context().run(look), alone.mark
+
+    for function in (look, deeper):
+        took(1e-5, function)
+    outer, within, after = hetero.current_context().run(deeper)
+    assert 0 not in (outer, within)
+    assert outer == after != within
+    assert alone.mark == 0
+    assert not alone.asked
+    alone.deadly = frozenset({within})
+    hetero.current_context().submit(look)
+    assert len(alone.asked) == 1

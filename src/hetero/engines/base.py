@@ -168,6 +168,14 @@ class Spread(Protocol):
         """Take in what has come, without waiting."""
         ...
 
+    def is_deadly(self, mark: int) -> bool:
+        """Return whether a class has ended a worker in which it ran at once."""
+        ...
+
+    def at_once(self, mark: int) -> int:
+        """Note the class of which a task runs at once from now on, 0 for none; return the one before."""
+        ...
+
     def cancel(self, number: int) -> None:
         """Stop a task; nobody is told of its end."""
         ...

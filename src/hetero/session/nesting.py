@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from math import frexp
 from typing import TYPE_CHECKING, Any, NoReturn
+from zlib import crc32
 
 import numpy as np
 
@@ -259,7 +260,11 @@ class TaskContext:
         if not _stays(frame.spread, frame, task, kind, args, kwargs):
             return _spread(frame.spread, frame, task, (args, kwargs), (signature, size, kind))
         begun_s, waits = clock.monotonic_s(), frame.spread.waits
-        future = _ran(frame, task, args, kwargs)
+        before = frame.spread.at_once(_mark(signature))
+        try:
+            future = _ran(frame, task, args, kwargs)
+        finally:
+            frame.spread.at_once(before)
         if frame.spread.waits == waits:  # else others may have run on top of it
             _note_time(kind, clock.monotonic_s() - begun_s)
         return future
@@ -447,11 +452,17 @@ def _stays(spread: Spread, frame: Frame, task: TaskFunction[..., Any], kind: _Ki
     if request.devices > 1 or request.exclusive or request.timeout_s:
         return False
     able = _able(spread, task)
-    if frame.device.id not in able:
+    if frame.device.id not in able or spread.is_deadly(_mark(kind[0])):
         return False
     if len(able) > 1 and not _is_short(spread, kind, NESTS_S if task.source.nests else SHORT_S, OUT * (len(able) - 1)):
         return False
     return len(able) == 1 or not any(_is_open(each) for each in (*args, *kwargs.values()))
+
+
+@functools.lru_cache(_CLASSES)
+def _mark(signature: str) -> int:
+    """Return the number by which workers name a class of nested tasks to each other: never 0, for none."""
+    return crc32(signature.encode(errors="replace")) + 1
 
 
 def _is_short(spread: Spread, kind: _Kind, least_s: float, out: int) -> bool:

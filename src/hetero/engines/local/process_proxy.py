@@ -481,11 +481,16 @@ class ProcessProxy:
         if not self._stopping:
             permanent = not self._ready and not again
             task = self._broken_by if ran is None else ran.launch.task
+            if ran is not None and not self._why and self._was_of_nested():
+                task = 0  # not its own fault: what it ran at once is a task of its own from now on
             self._context.hub.emit(DeviceLost(self._context.clock.now_s(), self.device.id, why, permanent, task))
         for request in requests.values():
             if request.group is not None:
                 request.group.leave(request.rank, f"rank {request.rank} was lost")
         self._fail_orders()
+
+    def _was_of_nested(self) -> bool:
+        return self._child is not None and self._context.pool.is_of_nested(self._child.running_slot)
 
     def _fail_orders(self) -> None:
         with self._lock:

@@ -44,6 +44,8 @@ class Spreading:
         self.devices = worker.hello.fleet
         self._worker = worker
         self.waits = 0
+        self._marked = worker.segments.nested_slot(worker.hello.running_slot)
+        self._deadly = worker.segments.deadly
         self._numbers = 0
         self._attempts: dict[int, _Attempt] = {}
         self._of: dict[int, int] = {}
@@ -123,7 +125,7 @@ class Spreading:
         until_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
         seq = worker.running
         self.waits += 1
-        before = worker.suspend(number)
+        before, mark = worker.suspend(number), self.at_once(0)
         try:
             while not done():
                 if seq in worker.doomed:
@@ -135,12 +137,24 @@ class Spreading:
         except (EOFError, ConnectionError):
             raise Cancelled from None  # the program has gone, and whatever waits here with it
         finally:
+            self.at_once(mark)
             worker.resume(before)
         return True
 
     def poll(self) -> None:
         """Take in what has come, without waiting."""
         self._worker.poll()
+
+    def is_deadly(self, mark: int) -> bool:
+        """Return whether a class has ended a worker in which it ran at once."""
+        deadly = self._deadly
+        return deadly[0] > 0 and mark in deadly[1 : deadly[0] + 1]
+
+    def at_once(self, mark: int) -> int:
+        """Note the class of which a task runs at once from now on, 0 for none; return the one before."""
+        before: int = self._marked[0]
+        self._marked[0] = mark
+        return before
 
     def answer(self, number: int, task: int, seconds: float, how: int, *rest: Any) -> None:
         """Take the end of a task, or the value that was asked for."""
@@ -206,6 +220,7 @@ class Spreading:
 
     def drop(self, seq: int) -> None:
         """Forget what an attempt that is over has submitted; the program stops what is still open."""
+        self._marked[0] = 0
         attempt = self._attempts.pop(seq, None)
         if attempt is not None:
             for number, ended in attempt.open.items():

@@ -48,7 +48,16 @@ POOL = 0
 """The segment number of the pool; higher numbers are files of one block each."""
 
 RUNNING_BYTES = 1 << 16
-"""Bytes behind the pool in which each worker keeps the number of the attempt that it runs, 0 for none."""
+"""Bytes behind the pool in which each worker keeps the number of the attempt that it runs, 0 for none.
+
+As many follow for the mark of the class of the nested task that it runs at once, on top of that attempt.
+"""
+
+DEADLY_BYTES = 1 << 12
+"""Bytes at the very end: how many marks of classes follow that ended a worker in which they ran at once."""
+
+WORKERS_BYTES = 2 * RUNNING_BYTES + DEADLY_BYTES
+"""Bytes behind the pool in all."""
 
 
 class Segment:
@@ -143,7 +152,7 @@ class MemoryPool:
 
     def __init__(self, capacity_bytes: int, note: Callable[[str], None], counters: Counter[str]) -> None:
         capacity_bytes = max(PAGE_BYTES, capacity_bytes) // PAGE_BYTES * PAGE_BYTES
-        memory = shared_memory(capacity_bytes + RUNNING_BYTES)
+        memory = shared_memory(capacity_bytes + WORKERS_BYTES)
         if memory.note:
             note(memory.note)
         self.main = Segment(POOL, memory)
@@ -206,6 +215,19 @@ class MemoryPool:
     def clear_running(self, slot: int) -> None:
         """Clear a slot."""
         self.main.part(slot, 8)[:] = 0
+        self.main.part(slot + RUNNING_BYTES, 8)[:] = 0
+
+    def is_of_nested(self, slot: int) -> bool:
+        """Return whether a worker died of a nested task that it ran at once, whose class nobody runs so any more."""
+        mark = self.running(slot + RUNNING_BYTES)
+        table = self.main.part(self._running_at + 2 * RUNNING_BYTES, DEADLY_BYTES).view(np.uint64)
+        count = int(table[0])
+        if mark and mark not in table[1 : count + 1]:
+            if count + 1 == len(table):
+                return False
+            table[count + 1] = mark
+            table[0] = count + 1
+        return mark > 0
 
     def segment(self, number: int) -> Segment:
         """Return a segment that is in use."""
@@ -490,7 +512,19 @@ class SharedMappings:
 
     def running_slot(self, offset: int) -> memoryview:
         """Return the number at this offset of the pool, as an array of one."""
-        return memoryview(self._segments[POOL].map)[offset : offset + 8].cast("Q")
+        return self._numbers(offset, 8)
+
+    def nested_slot(self, offset: int) -> memoryview:
+        """Return the mark that belongs to the slot at this offset, as an array of one."""
+        return self._numbers(offset + RUNNING_BYTES, 8)
+
+    @property
+    def deadly(self) -> memoryview:
+        """How many classes ended workers in which they ran at once, and then their marks."""
+        return self._numbers(len(self._segments[POOL].map) - DEADLY_BYTES, DEADLY_BYTES)
+
+    def _numbers(self, offset: int, nbytes: int) -> memoryview:
+        return memoryview(self._segments[POOL].map)[offset : offset + nbytes].cast("Q")
 
     def limit_memory(self, limit_bytes: int) -> None:
         """Hold this process to what it uses now and so many bytes more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Callable
@@ -26,8 +27,6 @@ def use_the_program(ctx: hetero.Context | None) -> str:
 
 
 def use_it_in_threads(given: Callable[[], hetero.Context | None]) -> list[str]:
-    import asyncio
-
     said: list[str] = []
     within = threading.Thread(target=lambda: said.append(use_the_program(given())))
     around = threading.Thread(target=lambda: (within.start(), within.join()))
@@ -72,6 +71,44 @@ def test_a_pool_works_for_the_task_that_uses_it_whoever_has_started_its_threads(
             assert "would wait for task" in program.run(ask_a_pool, lambda: holder[0])
         assert pool.submit(use_the_program, program).result() == "3"
         POOLS.clear()
+
+
+async def use_it_in_a_loop(program: hetero.Context | None, *, waits: bool) -> str:
+    if not waits:
+        return use_the_program(program)
+    try:
+        return str(await (hetero.current_context() if program is None else program).submit(abs, -3))
+    except BadValueError as error:
+        return str(error)
+
+
+LOOPS: list[asyncio.AbstractEventLoop] = []
+
+
+def ask_a_loop(program: Callable[[], hetero.Context | None], waits: bool) -> str:
+    asked = asyncio.run_coroutine_threadsafe(use_it_in_a_loop(program(), waits=waits), LOOPS[0])
+    return asked.result(LONG_S)
+
+
+def run_a_loop(program: Callable[[], hetero.Context | None]) -> str:
+    return asyncio.run(use_it_in_a_loop(program(), waits=True))
+
+
+@pytest.mark.parametrize("way", [{"engine": "inline"}, {"isolation": "thread"}])
+def test_a_coroutine_works_for_the_task_that_schedules_it_on_the_loop_of_another_thread(way: dict[str, Any]) -> None:
+    LOOPS.append(asyncio.new_event_loop())
+    thread = threading.Thread(target=LOOPS[0].run_forever)
+    thread.start()
+    with hetero.Context(devices="1xcpu", history=False, **way) as program:
+        holder = [program]
+        for waits in (False, True):
+            assert "in its own thread; submit there" in program.run(ask_a_loop, lambda: None, waits)
+            assert "would wait for task" in program.run(ask_a_loop, lambda: holder[0], waits)
+            assert ask_a_loop(lambda: program, waits) == "3"
+        assert "would wait for task" in program.run(run_a_loop, lambda: holder[0])
+    LOOPS[0].call_soon_threadsafe(LOOPS[0].stop)
+    thread.join()
+    LOOPS.pop().close()
 
 
 def test_what_the_program_hands_to_a_pool_is_not_refused_for_the_task_that_started_its_thread() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.thread import _worker
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -227,6 +228,8 @@ def enter(frame: Frame | None) -> Frame | None:
     """Make a frame the current one; returns the one before, to be entered again afterwards."""
     before: Frame | None = getattr(_local, "frame", None)
     _local.frame = frame
+    if _following.needs:
+        _works_for.set(None if frame is None else (_local.__dict__, _which(frame)))
     return before
 
 
@@ -234,18 +237,27 @@ _Came = tuple[dict[str, Any], tuple[int, int]]
 """Where work comes from: what is local to the thread of the task that started it, and that task and its attempt."""
 
 
+_works_for: ContextVar[_Came | None] = ContextVar("_works_for", default=None)
+"""As a thread's `_local.came`; what a task schedules on the event loop of another thread has a copy of it."""
+
+
 class _Following:
-    """Has threads and pools know the task that they work for while somebody needs that; see `follow_threads`."""
+    """Has threads and pools know the task that they work for while somebody needs that; see `follow_threads`.
+
+    Attributes
+    ----------
+    needs : how many need that
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a finaliser may come in the middle of it
-        self._needs = 0
+        self.needs = 0
         self._wraps: list[tuple[type, str, Any, Any]] = []
 
     def begin(self) -> None:
         """Wrap what starts threads and what hands work to pools, unless that is so already."""
         with self._lock:
-            self._needs += 1
+            self.needs += 1
             for owner, name, wrap in ((threading.Thread, "start", _started), (ThreadPoolExecutor, "submit", _handed)):
                 found = getattr(owner, name)
                 if not any(found is ours for *_, ours in self._wraps):
@@ -256,8 +268,8 @@ class _Following:
     def end(self) -> None:
         """Put back what was there where nobody needs this any more; what others have wrapped since stays as it is."""
         with self._lock:
-            self._needs -= 1
-            if self._needs:
+            self.needs -= 1
+            if self.needs:
                 return
             for owner, name, found, ours in reversed(self._wraps):
                 if getattr(owner, name) is ours:
@@ -273,7 +285,7 @@ def follow_threads(owner: object) -> Callable[[], object]:
 
     There, a thread that a task waits for would else be taken for one of the program: it would wait for a task of the
     program, which may wait for the device. A thread works for the task that started it, and what a task hands to a
-    `ThreadPoolExecutor` works for that task, whoever has started the thread.
+    `ThreadPoolExecutor` or to an event loop works for that task, whoever has started the thread.
 
     Parameters
     ----------
@@ -289,8 +301,10 @@ def follow_threads(owner: object) -> Callable[[], object]:
 def _came() -> _Came | None:
     """Return where what this thread does comes from."""
     frame = current()
-    came: _Came | None = getattr(_local, "came", None) if frame is None else (_local.__dict__, _which(frame))
-    return came
+    if frame is not None:
+        return _local.__dict__, _which(frame)
+    came: _Came | None = getattr(_local, "came", None)
+    return came or _works_for.get()
 
 
 def _started(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
@@ -354,7 +368,7 @@ def _which(frame: Frame) -> tuple[int, int]:
 
 def starter() -> Frame | None:
     """Return the frame of the task that this thread works for and that still runs, None where there is none."""
-    came: _Came | None = getattr(_local, "came", None)
+    came: _Came | None = getattr(_local, "came", None) or _works_for.get()
     frame: Frame | None = None if came is None else came[0].get("frame")
     return frame if came is not None and frame is not None and _which(frame) == came[1] else None
 

@@ -380,6 +380,8 @@ class Future(concurrent.futures.Future[R]):
 
     async def _awaited(self) -> R:
         if self._state == _PENDING:
+            if (frame := current() or starter()) is not None:
+                self._refuse_task(frame)
             loop = asyncio.get_running_loop()
             ended = loop.create_future()
             self.add_done_callback(lambda _: _wake(loop, ended))

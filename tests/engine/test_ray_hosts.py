@@ -30,7 +30,8 @@ with hetero.Context(engine="ray", address="auto", history=False) as ctx:
     input()
     array = np.ones(8_000_000)
     answers = ctx.gather([ctx.submit(on[number % 2], array) for number in range(8)])
-print({answer[0] for answer in answers}, sorted({answer[1] for answer in answers}))
+    copies = ctx.driver.engine.counters["copies"]
+print({answer[0] for answer in answers}, sorted({answer[1] for answer in answers}), copies)
 """
 KILLED = """
 import collections, time, hetero
@@ -119,8 +120,9 @@ def test_an_array_for_many_tasks_crosses_the_link_once(hosts: Cluster) -> None:
         assert program.stdout.readline() == "ready\n"
         before = hosts.fleet.counters()[0].sent_bytes
         said, wrong = program.communicate("\n", timeout=PATIENCE_S)
-    assert said.splitlines() == ["{8000000.0} ['h0', 'h1']"], wrong
-    assert 64e6 < hosts.fleet.counters()[0].sent_bytes - before < 1.5 * 64e6
+    assert said.splitlines() == ["{8000000.0} ['h0', 'h1'] 1"], wrong  # one object, however many tasks bring it along
+    sent_bytes = hosts.fleet.counters()[0].sent_bytes - before
+    assert 64e6 < sent_bytes < 2.5 * 64e6  # Ray may send an object once more on a loaded machine, but not for each task
 
 
 def test_a_program_on_a_host_that_is_no_part_of_the_cluster_is_refused(hosts: Cluster) -> None:

@@ -28,10 +28,8 @@ from hetero.graphs.check import faults
 from hetero.graphs.document import document_of
 from hetero.graphs.files import parse_json, read_text
 from hetero.graphs.fleet_files import GraphFleet, fleet_from
-from hetero.graphs.hswf import read_hswf
+from hetero.graphs.formats import read_hswf, read_stg, read_wfformat
 from hetero.graphs.planning import Budget, pull, schedule_of, warm_up
-from hetero.graphs.stg import read_stg
-from hetero.graphs.wfformat import read_wfformat
 from hetero.model.graph import GraphDevice, GraphEdge, GraphTask, TaskGraph
 from hetero.model.schedule import Schedule
 from hetero.model.topology import Link, MemoryNode, Topology

@@ -277,7 +277,7 @@ def _devices(path: Path) -> None:
 
 
 def _workload(path: Path) -> None:
-    from hetero.cli.plan_choose import read_workload
+    from hetero.cli.plan import read_workload
 
     read_workload(str(path), {})
 

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from hetero.engines.ray.job_package import pack, read_variables
-from hetero.engines.ray.jobs import keep_ends
+from hetero.engines.ray.job_server import keep_ends
 from hetero.errors import BadValueError
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.servers]

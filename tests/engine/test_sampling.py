@@ -10,7 +10,7 @@ from hetero.drive.trace import read_trace
 from hetero.model.annotations import DeviceSampled
 from hetero.report.html import curves
 from hetero.report.trace_reader import read_run
-from hetero.session import sampling
+from hetero.session import opening as sampling
 
 WAIT_S = 90.0
 

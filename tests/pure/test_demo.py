@@ -11,8 +11,7 @@ from rich.console import Console
 
 from hetero.demo.jobs import Checked, Cholesky, Diffusion, trsm
 from hetero.demo.results import DemoResult, DeviceResult, JobResult
-from hetero.demo.run import _trace_path, made_unequal, precision, read_field, synthetic_field, usable
-from hetero.demo.show import DemoPrinter
+from hetero.demo.run import DemoPrinter, _trace_path, made_unequal, precision, read_field, synthetic_field, usable
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.model.device import Device, DeviceType
 

@@ -23,13 +23,10 @@ from hetero.graphs.document import DocumentPlace, document_of, graph_of, graph_s
 from hetero.graphs.dot import read_dot
 from hetero.graphs.files import AT_MOST_BYTES, parse_json, read_text, write_text
 from hetero.graphs.fleet_files import equal_devices, fleet_from
-from hetero.graphs.formats import convert, read_graph, read_plannable
+from hetero.graphs.formats import convert, read_graph, read_hswf, read_plannable, read_stg, read_wfformat
 from hetero.graphs.gantt import gantt
-from hetero.graphs.hswf import read_hswf
 from hetero.graphs.plan_files import plan_document, plan_of
 from hetero.graphs.program import Graph
-from hetero.graphs.stg import read_stg
-from hetero.graphs.wfformat import read_wfformat
 from hetero.model.graph import UNLIMITED_BYTES, GraphEdge
 from hetero.model.schedule import Placed, Schedule
 from tests.needs import PROJECT, data_folder

@@ -15,7 +15,7 @@ from hetero.advise.match import MatchLimits, choose, match
 from hetero.advise.prices import Prices, age_of, live_prices, own_price, read_prices
 from hetero.advise.replica_mix import mix, read_stream
 from hetero.catalog.load import find
-from hetero.cli.plan_choose import read_workload
+from hetero.cli.plan import read_workload
 from hetero.floor.errors import BadValueError, GraphError, NothingFitsError
 from hetero.plan.sizing.scores import CandidateFigures, pareto, ranks, scores
 from tests.matrices import DGX1_V100

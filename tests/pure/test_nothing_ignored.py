@@ -296,7 +296,7 @@ def test_names_of_the_last_version_work_in_python_and_warn() -> None:
 
 def test_keys_of_the_last_version_work_in_recipes_and_warn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from hetero.batch.recipe import read_batch_recipe
-    from hetero.cli.plan_choose import read_workload
+    from hetero.cli.plan import read_workload
     from hetero.recipes.tune import read_search
 
     (tmp_path / "job.yaml").write_text("function: os:getcwd\nsource: [1, 2]\nout: folder\n")

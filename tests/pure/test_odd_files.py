@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from hetero.cli import main, profiler
-from hetero.cli.words import as_setting
+from hetero.cli.options import as_setting
 from hetero.drive.trace import TraceWriter
 from hetero.engines.ray.certificates import make_certificates
 from hetero.engines.ray.job_package import JobProgram

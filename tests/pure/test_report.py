@@ -27,8 +27,7 @@ from hetero.report.account import CATEGORIES, account
 from hetero.report.best_possible import best_possible
 from hetero.report.chrome import chrome_trace
 from hetero.report.compare import compare
-from hetero.report.critical_path import critical_chain, longest_path
-from hetero.report.findings import find
+from hetero.report.findings import critical_chain, find, longest_path
 from hetero.report.html import page
 from hetero.report.intervals import common, length_s, pairs, union, without
 from hetero.report.prices import prices

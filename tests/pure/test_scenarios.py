@@ -7,7 +7,7 @@ import pytest
 
 from hetero.plan.problem import Floats, Ints
 from hetero.plan.replanning.lookahead import Ahead, OpenGraph, remaining_s
-from hetero.plan.replanning.scenarios import COUNTS, WORK, expected_s, left_s, scenarios
+from hetero.plan.replanning.replan import COUNTS, WORK, expected_s, left_s, scenarios
 
 Running = tuple[tuple[int, int, float, float], ...]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from hetero.cli.top_view import picture, rates
+from hetero.cli.top import picture, rates
 from hetero.model.device import DeviceStatus
 from hetero.session.snapshot import DeviceNow, LinkNow, NodeNow, Snapshot, TasksNow
 

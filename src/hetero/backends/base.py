@@ -16,13 +16,13 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.backends.measuring import best_s, grow
 from hetero.backends.wording import one_line
+from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import BadValueError, DeviceError, HeteroError, OutOfDeviceMemoryError
 from hetero.model.device import HOST_NODE, KINDS, Device, DeviceKind, DeviceStatus
 from hetero.model.topology import Link
 
-__all__ = ["Backend", "Found", "Kernel", "Speed", "is_memory_error"]
+__all__ = ["Backend", "Found", "Kernel", "Speed", "best_s", "grow", "is_memory_error"]
 
 _RAISE_MEMORY_ERRORS = {"builtins", "numpy", "cupy", "jax", "jaxlib", "numba", "pyarrow", "pyopencl", "torch"}
 """Packages whose subclasses of MemoryError mean that memory ran out; a program's own may mean a quota."""
@@ -480,3 +480,54 @@ class Backend(ABC):
         """Return a call that reads and writes this many bytes on the device; here by `+` of the device's arrays."""
         vector = self._copy_in(np.ones(nbytes // 4, np.float32))
         return lambda: self._run(operator.add, (vector, 1.0), {})
+
+
+# --- measuring ----------------------------------------------------------------------------------------------
+
+LONG_ENOUGH_S = 0.004
+BUDGET_S = 0.020
+
+
+def best_s(call: Callable[[], object], wait: Callable[[], object]) -> float:
+    """Return the shortest of up to ten timed calls, or of as many as fit into 20 ms, after one that warms up.
+
+    Returns
+    -------
+    float
+        s, > 0
+    """
+    call()
+    wait()
+    best, begun = float("inf"), monotonic_s()
+    for _ in range(10):
+        start = monotonic_s()
+        call()
+        wait()
+        end = monotonic_s()
+        best = min(best, end - start)
+        if end - begun > BUDGET_S:
+            break
+    return max(best, 1e-9)
+
+
+def grow(
+    prepare: Callable[[int], Callable[[], object]], wait: Callable[[], object], size: int, most: int
+) -> tuple[int, float]:
+    """Double a size until one call takes 4 ms or the size is the largest allowed.
+
+    Parameters
+    ----------
+    prepare : gives the call for a size
+    wait : waits until the call's work has ended
+    size, most : first and largest size
+
+    Returns
+    -------
+    tuple
+        the size, and the seconds of its best call
+    """
+    seconds = best_s(prepare(size), wait)
+    while seconds < LONG_ENOUGH_S and size < most:
+        size *= 2
+        seconds = best_s(prepare(size), wait)
+    return size, seconds

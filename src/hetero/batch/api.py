@@ -6,6 +6,9 @@ In: a function, a source, where the results go. Out: an `BatchOutcome`. The work
 from __future__ import annotations
 
 import itertools
+import math
+import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -19,16 +22,17 @@ from hetero.batch.functions import function_identity, function_key, prepared
 from hetero.batch.merges import Fold, check_associative
 from hetero.batch.options import BatchLimits, BatchOptions, BatchRequest, request_of
 from hetero.batch.outcome import BatchOutcome
-from hetero.batch.progress import BatchProgress
 from hetero.batch.records import count, cut, size_bytes
 from hetero.batch.registry import sink_of, source_of
 from hetero.batch.run import BatchRun, RunSetup, StagedRun
 from hetero.batch.stages import Pipeline, chained
 from hetero.batch.worker import BatchProgram, packed_work, run_batch
 from hetero.floor import settings
+from hetero.floor.clock import JOIN_S
 from hetero.floor.deprecation import Moved, moved_keywords, renamed_keywords
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.floor.files import local_path
+from hetero.floor.units import format_seconds
 from hetero.model.device import Device
 from hetero.plan.batch.size_tuning import Sizes
 from hetero.plan.batch.stages import StagePlanner
@@ -38,9 +42,10 @@ from hetero.session.options import Fleet, lent_or_opened
 from hetero.session.tasks import task
 
 if TYPE_CHECKING:
+    from hetero.batch.run import BatchRun
     from hetero.session.context import Context
 
-__all__ = ["OF_LIMITS", "OF_OPTIONS", "map_batches"]
+__all__ = ["OF_LIMITS", "OF_OPTIONS", "BatchProgress", "map_batches", "progress_line"]
 
 OF_OPTIONS = {each.name: each.name for each in fields(BatchOptions)}
 OF_LIMITS = {each.name: each.name for each in fields(BatchLimits)}
@@ -300,3 +305,44 @@ def _part_items(source: Source, sink: Sink) -> int:
         raise BadValueError("the source is empty", remedy="give at least one record")
     item_bytes = max(1.0, size_bytes(first.records) / count(first.records))
     return max(1, int(sink.part_bytes / item_bytes))
+
+
+# --- progress -----------------------------------------------------------------------------------------------
+
+_LOOK_S = 0.2
+_LINE_S = 5.0
+
+
+def progress_line(run: BatchRun) -> str:
+    """Return one line: records done, of how many, the rate of each device, and what is left."""
+    length, left_s = run.source.length, run.end_s()
+    total = f" of {length:,}" if length is not None else ""
+    each = ", ".join(f"{name} {rate:,.0f}/s" for name, rate in run.rates().items())
+    left = f"; {format_seconds(left_s)} left" if 1.0 <= left_s < math.inf else ""
+    return f"{run.items():,}{total} records done; {each}{left}"
+
+
+class BatchProgress:
+    """Shows a run from a thread of its own until it is closed: a live line on a terminal, plain lines elsewhere."""
+
+    def __init__(self, run: BatchRun) -> None:
+        self._run = run
+        self._closing = threading.Event()
+        self._live = sys.stderr.isatty()
+        self._thread = threading.Thread(target=self._show, name="hetero-batch-progress", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Show the last line and end."""
+        self._closing.set()
+        self._thread.join(JOIN_S)
+
+    def _show(self) -> None:
+        while not self._closing.wait(_LOOK_S if self._live else _LINE_S):
+            self._write("" if self._live else "\n")
+        self._write("\n")
+
+    def _write(self, end: str) -> None:
+        begin = "\r\x1b[K" if self._live else ""
+        sys.stderr.write(f"{begin}hetero: {progress_line(self._run)}{end}")
+        sys.stderr.flush()

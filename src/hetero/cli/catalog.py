@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetero.cli.options import AsJson, Output
+from hetero.cli.options import AsJson, Output, refuse_unused
 from hetero.cli.output import console, fitted, print_json, styled
-from hetero.cli.words import refuse_unused
 
 if TYPE_CHECKING:
     from rich.table import Table

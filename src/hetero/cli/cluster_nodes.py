@@ -89,7 +89,7 @@ def _print(node: Node, head: bool, file: Path | None) -> None:
 
 def _refuse_devices(line: str) -> None:
     """Refuse a fleet that this host does not have, before programs do that find the node."""
-    from hetero.cli.words import as_setting
+    from hetero.cli.options import as_setting
     from hetero.floor import settings
     from hetero.session.config import load
     from hetero.session.config_here import find_devices

@@ -62,38 +62,38 @@ _PLANS = GroupEntry(
     "Know before you run: what fits where, how fast, at what price.",
     {
         "fit": CommandEntry(
-            "hetero.cli.plan_fit:fit",
+            "hetero.cli.plan:fit",
             "Report whether a model fits, what takes the memory, and what would make it fit.",
             old_options=OF_ONE_DEVICE,
         ),
         "speed": CommandEntry(
-            "hetero.cli.plan_speed:speed",
+            "hetero.cli.plan:speed",
             "Report how fast devices do a workload: latency, tokens a second, memory, each with its 80 % interval.",
             old_options=only(OF_ONE_DEVICE, "--device", "--count", "--engine"),
         ),
         "choose": CommandEntry(
-            "hetero.cli.plan_choose:choose",
+            "hetero.cli.plan:choose",
             "Choose devices for a workload: which, how many, in which mix, at what price, and why.",
             old_options=OF_CHOICE,
         ),
         "llm": CommandEntry(
-            "hetero.cli.plan_llm:llm",
+            "hetero.cli.plan:llm",
             "Print how to start a model on these devices, from their speed and their memory.",
             old_options=only(OF_CHOICE, "--fleet", "--tokens", "--engine"),
         ),
         "training": CommandEntry(
-            "hetero.cli.plan_speed:training",
+            "hetero.cli.plan:training",
             "Report how long a training takes on hosts of unequal speed, who computes how much, and who is left out.",
             old_options=OF_TRAINING,
         ),
         "tasks": CommandEntry(
-            "hetero.cli.plan_tasks:tasks",
+            "hetero.cli.plan:tasks",
             "Report how long many independent tasks take on many hosts, by the code that runs programs, in virtual"
             " time.",
             old_options=OF_TASKS,
         ),
         "accuracy": CommandEntry(
-            "hetero.cli.plan_speed:accuracy",
+            "hetero.cli.plan:accuracy",
             "Report how far estimates lie from tables of measured speeds, as priors give them and after own"
             " measurements.",
         ),

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetero.cli.options import AsJson, Output, Seed, TransferModel
+from hetero.cli.options import AsJson, Output, Seed, TransferModel, refuse_unused
 from hetero.cli.output import console, print_json, say
-from hetero.cli.words import refuse_unused
 from hetero.floor.errors import ExitCode
 
 if TYPE_CHECKING:

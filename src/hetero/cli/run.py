@@ -17,9 +17,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from hetero.cli.options import Address, Config, Devices, Engine, Policy, Settings, Trace
+from hetero.cli.options import Address, Config, Devices, Engine, Policy, Settings, Trace, as_setting
 from hetero.cli.output import say, tell_error
-from hetero.cli.words import as_setting
 from hetero.floor import settings
 from hetero.floor.errors import BadValueError, ExitCode, HeteroError
 from hetero.floor.terminal import leave_characters

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetero.cli.options import Address, AsJson, Devices, Engine, Settings
+from hetero.cli.options import Address, AsJson, Devices, Engine, Settings, as_setting
 from hetero.cli.output import console, is_quiet, print_json, say, styled
-from hetero.cli.words import as_setting
 from hetero.floor.text import single_line
 
 if TYPE_CHECKING:

@@ -5,21 +5,30 @@ In: a path, and a fleet where the format has no devices. Out: a checked `TaskGra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hetero.floor.errors import BadValueError, GraphError, did_you_mean
-from hetero.graphs.document import document_of, graph_of
+from hetero.floor.units import shown
+from hetero.graphs.document import DocumentPlace, document_of, graph_of
 from hetero.graphs.dot import read_dot
 from hetero.graphs.files import parse_json, read_text
-from hetero.graphs.fleet_files import read_fleet
-from hetero.graphs.hswf import read_hswf
-from hetero.graphs.stg import read_stg
-from hetero.graphs.wfformat import is_wfformat, read_wfformat
-from hetero.model.graph import TaskGraph
+from hetero.graphs.fleet_files import GraphFleet, read_fleet
+from hetero.model.graph import GraphEdge, GraphTask, TaskGraph
 from hetero.plan.problem import paths_from
 
-__all__ = ["FORMATS", "convert", "read_graph", "read_plannable"]
+__all__ = [
+    "FORMATS",
+    "convert",
+    "is_wfformat",
+    "read_graph",
+    "read_hswf",
+    "read_plannable",
+    "read_stg",
+    "read_wfformat",
+]
 
 FORMATS = ("hetero", "wfformat", "stg", "dot", "hswf")
 """The formats by name: hetero-graph/1, WfFormat 1.5, the Standard Task Graph format, DOT, columns of milliseconds."""
@@ -126,3 +135,254 @@ def _guess(path: Path, text: str) -> str:
     if start.isdigit():
         return "stg" if len(text.split("\n", 1)[0].split()) == 1 else "hswf"
     return "json" if start in ("{", "[") else "dot"
+
+
+# --- HSWF ---------------------------------------------------------------------------------------------------
+
+
+def read_hswf(text: str, file: str, fleet: GraphFleet, kinds: tuple[str, ...], edge_bytes: int = 0) -> TaskGraph:
+    """Read a graph of lines 'id ms … predecessors', one column of milliseconds a device kind; -1 cannot run there.
+
+    Parameters
+    ----------
+    fleet : a task of t milliseconds in a device's column takes t / 1000 / speed seconds there
+    kinds : the columns, as in ('cpu', 'gpu'); each device of the fleet has one of them as its kind
+    edge_bytes : the bytes of every edge, a tile's
+
+    Raises
+    ------
+    GraphError
+        A line or an id is wrong, or a device is of a kind that has no column.
+
+    References
+    ----------
+    M. Amaris, G. Lucarelli, C. Mommessin, D. Trystram, "Generic algorithms for scheduling applications on
+    heterogeneous platforms", Concurrency and Computation 31 (2019), e4905: Chameleon's graphs with times.
+    """
+    columns = _columns(fleet, kinds)
+    tasks: list[GraphTask] = []
+    edges: list[GraphEdge] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.replace(",", " ").split()
+        if not words:
+            continue
+        name, milliseconds = words[0], _milliseconds(words[1 : 1 + len(kinds)], len(kinds), f"{file}:{number}")
+        spans = zip(columns, fleet.speed, strict=True)
+        tasks.append(GraphTask(name, tuple(milliseconds[column] / 1e3 / speed for column, speed in spans)))
+        edges += [GraphEdge(before, name, edge_bytes) for before in dict.fromkeys(words[1 + len(kinds) :])]
+    known = {task.id for task in tasks}
+    stray = next((edge for edge in edges if edge.src not in known), None)
+    if stray is not None:
+        raise GraphError(f"{file}: task {stray.dst}: no task has the id {stray.src}")
+    return TaskGraph(fleet.devices, fleet.topology, tuple(tasks), tuple(edges))
+
+
+def _columns(fleet: GraphFleet, kinds: tuple[str, ...]) -> list[int]:
+    """Return the number of each device's column."""
+    for device in fleet.devices:
+        if device.kind not in kinds:
+            raise GraphError(
+                f"device {device.id!r} is of the kind {device.kind!r}, and no column is",
+                remedy=f"give it one of the kinds {', '.join(kinds)} in the fleet file",
+            )
+    return [kinds.index(device.kind) for device in fleet.devices]
+
+
+def _milliseconds(words: list[str], count: int, place: str) -> list[float]:
+    try:
+        found = [float(word) for word in words]
+    except ValueError as error:
+        raise GraphError(f"{place}: {shown(' '.join(words))} are not milliseconds") from error
+    if len(found) < count or not all(math.isfinite(value) for value in found):
+        raise GraphError(f"{place}: {count} columns of milliseconds are due")
+    return [math.inf if value < 0.0 else value for value in found]
+
+
+# --- STG ----------------------------------------------------------------------------------------------------
+
+
+def read_stg(text: str, file: str, fleet: GraphFleet) -> TaskGraph:
+    r"""Read a Standard Task Graph.
+
+    Parameters
+    ----------
+    text : the number of tasks, then a line a task: id, cost, number of predecessors, predecessors; '#' begins a comment
+    fleet : the devices; a cost of c takes c / speed seconds
+
+    Notes
+    -----
+    The number in the first line leaves out the entry and the exit task, so up to two more lines are right.
+
+    References
+    ----------
+    T. Tobita, H. Kasahara, "A standard task graph set for fair evaluation of multiprocessor scheduling
+    algorithms", Journal of Scheduling 5 (2002), 379-394.
+
+    Examples
+    --------
+    >>> from hetero.graphs.fleet_files import equal_devices
+    >>> read_stg("2\n 1 5 0\n 2 3 1 1\n", "a.stg", equal_devices(1)).edges
+    (GraphEdge(src='1', dst='2', nbytes=0),)
+    """
+    lines = [(number, line.partition("#")[0].split()) for number, line in enumerate(text.splitlines(), 1)]
+    rows = [(number, [_number(word, f"{file}:{number}") for word in words]) for number, words in lines if words]
+    if not rows:
+        raise GraphError(f"{file}: the file is empty", remedy="an STG file begins with its number of tasks")
+    (first, (count, *_)), *rows = rows
+    if not count <= len(rows) <= count + 2:
+        raise GraphError(f"{file}:{first}: {count:g} tasks are announced, {len(rows)} lines follow; is it cut short?")
+    tasks = tuple(GraphTask(f"{row[0]:g}", fleet.seconds(_cost(row, f"{file}:{number}"))) for number, row in rows)
+    lines_of: dict[str, int] = {}
+    for task, (number, _) in zip(tasks, rows, strict=True):
+        if lines_of.setdefault(task.id, number) != number:
+            raise GraphError(f"{file}:{number}: the id {task.id} is given twice", remedy="give each task its own")
+    edges = tuple(edge for number, row in rows for edge in _edges(row, lines_of, f"{file}:{number}"))
+    return TaskGraph(fleet.devices, fleet.topology, tasks, edges)
+
+
+def _number(word: str, place: str) -> float:
+    try:
+        number = float(word)
+    except ValueError:
+        number = -1.0
+    if not 0.0 <= number < float("inf"):
+        raise GraphError(f"{place}: {shown(word)} is not a number >= 0", remedy="write id, cost, count, predecessors")
+    return number
+
+
+def _cost(row: list[float], place: str) -> float:
+    if len(row) < 3 or len(row) != 3 + row[2]:
+        raise GraphError(
+            f"{place}: {len(row)} numbers make no task", remedy="write id, cost, the number of predecessors, and those"
+        )
+    return row[1]
+
+
+def _edges(row: list[float], known: dict[str, int], place: str) -> list[GraphEdge]:
+    before = list(dict.fromkeys(f"{name:g}" for name in row[3:]))
+    for name in before:
+        if name not in known:
+            raise GraphError(f"{place}: no task has the id {name}")
+    return [GraphEdge(name, f"{row[0]:g}", 0) for name in before]
+
+
+# --- WfFormat -----------------------------------------------------------------------------------------------
+
+
+def is_wfformat(document: object) -> bool:
+    """Return whether a document is of WfFormat."""
+    return isinstance(document, dict) and "workflow" in document and "schemaVersion" in document
+
+
+def read_wfformat(document: Any, file: str, fleet: GraphFleet) -> TaskGraph:
+    """Read a workflow of WfFormat 1.5.
+
+    Parameters
+    ----------
+    document : as JSON gives it
+    fleet : the devices; a task that ran for t seconds takes t / speed, and its kind is the name of its program
+
+    Notes
+    -----
+    The bytes of an edge are those of the files that the parent writes and the child reads.
+
+    References
+    ----------
+    T. Coleman et al., "WfCommons: a framework for enabling scientific workflow research and development",
+    Future Generation Computer Systems 128 (2022), 16-27.
+    """
+    place = DocumentPlace(file)
+    version = str(document.get("schemaVersion"))
+    if version != "1.5":
+        raise (place / "schemaVersion").wrong(version, "'1.5'", "convert the file with WfCommons")
+    rows = _get(document, place, "workflow", "specification", "tasks")
+    sizes = _sizes(document, place)
+    ran = {
+        _text(row, "id", place / "workflow" / "execution" / "tasks" / number): (number, row)
+        for number, row in enumerate(_get(document, place, "workflow", "execution", "tasks"))
+    }
+    here = place / "workflow" / "specification" / "tasks"
+    names = [_text(row, "id", here / number) for number, row in enumerate(rows)]
+    by_name: dict[str, Any] = {}
+    for number, (name, row) in enumerate(zip(names, rows, strict=True)):
+        if by_name.setdefault(name, row) is not row:
+            raise GraphError(f"{here / number}: the id {shown(name)} is given twice", remedy="give each task its own")
+    tasks = tuple(GraphTask(name, fleet.seconds(*_run(name, ran, place))) for name in names)
+    edges = tuple(
+        GraphEdge(src, dst, _bytes(by_name[src], by_name[dst], sizes, here / dst)) for src, dst in _pairs(by_name, here)
+    )
+    return TaskGraph(fleet.devices, fleet.topology, tasks, edges)
+
+
+def _get(document: object, place: DocumentPlace, *keys: str) -> list[Any]:
+    value = document
+    for key in keys:
+        place = place / key
+        if not isinstance(value, dict) or key not in value:
+            raise GraphError(f"{place}: this part of WfFormat is missing")
+        value = value[key]
+    if not isinstance(value, list):
+        raise place.wrong(value, "a list")
+    return value
+
+
+def _text(row: object, key: str, place: DocumentPlace) -> str:
+    if not isinstance(row, dict):
+        raise place.wrong(row, "an object")
+    return (place / key).text(row.get(key))
+
+
+def _sizes(document: Any, place: DocumentPlace) -> dict[str, int]:
+    here = place / "workflow" / "specification" / "files"
+    if "files" not in document["workflow"]["specification"]:
+        return {}
+    return {
+        _text(row, "id", here / number): (here / number / "sizeInBytes").whole(
+            row.get("sizeInBytes"), "a size in bytes"
+        )
+        for number, row in enumerate(_get(document, place, "workflow", "specification", "files"))
+    }
+
+
+def _run(name: str, ran: dict[str, tuple[int, Any]], place: DocumentPlace) -> tuple[float, str]:
+    """Return the seconds that a task ran, and its program."""
+    here = place / "workflow" / "execution" / "tasks"
+    if name not in ran:
+        raise GraphError(f"{here}: task {shown(name)} has no run time", remedy="give its runtimeInSeconds")
+    number, row = ran[name]
+    seconds = (here / number / "runtimeInSeconds").number(row.get("runtimeInSeconds"), "a run time")
+    command = row.get("command")
+    program = command.get("program", "") if isinstance(command, dict) else ""
+    return seconds, program if isinstance(program, str) else ""
+
+
+def _pairs(by_name: dict[str, object], place: DocumentPlace) -> list[tuple[str, str]]:
+    """Yield every (parent, child) pair that either of them names, once."""
+    found: dict[tuple[str, str], None] = {}
+    for number, (name, row) in enumerate(by_name.items()):
+        for key in ("parents", "children"):
+            for other in _names(row, key, place / number):
+                if other not in by_name:
+                    raise GraphError(f"{place / number / key}: no task has the id {shown(other)}")
+                found[(other, name) if key == "parents" else (name, other)] = None
+    return list(found)
+
+
+def _names(row: Any, key: str, place: DocumentPlace) -> list[str]:
+    """Return a list of ids, [] where there is none."""
+    given = row.get(key)
+    given = [] if given is None else given
+    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+        raise (place / key).wrong(given, "a list of ids", "write [] or a list of texts")
+    return given
+
+
+def _bytes(parent: object, child: object, sizes: dict[str, int], place: DocumentPlace) -> int:
+    read = set(_names(child, "inputFiles", place))
+    total = 0
+    for name in dict.fromkeys(_names(parent, "outputFiles", place)):
+        if name in read:
+            if name not in sizes:
+                raise GraphError(f"{place}: the file {shown(name)} has no size", remedy="list it in files")
+            total += sizes[name]
+    return total

@@ -8,37 +8,41 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from math import nan
 from typing import TYPE_CHECKING
 
+from hetero.backends import host
+from hetero.backends.cpu import CpuLoad
 from hetero.drive.frame import follow_threads, where
 from hetero.drive.live import Driver
 from hetero.drive.worker import WorkerFactory
 from hetero.engines.shared.messages import Transport
 from hetero.floor import logs, settings
-from hetero.floor.clock import TraceSink, WallClock
-from hetero.floor.errors import HistoryError
+from hetero.floor.clock import JOIN_S, TraceSink, WallClock
+from hetero.floor.errors import HeteroError, HistoryError
+from hetero.model.annotations import DeviceSampled
 from hetero.plan.performance.cost_model import CostModel
 from hetero.plan.policies import registry
 from hetero.plan.policies.base import Policy, traits
 from hetero.session import fleet, hosts
 from hetero.session.config_here import choose_protocol
 from hetero.session.debug_log import DebugLog, TaskCounts, WatchedPolicy, joined, log_to_stderr, tell_devices
-from hetero.session.fleet_speed import remembered
-from hetero.session.joining import Joining
-from hetero.session.sampling import Sampler
+from hetero.session.fleet_speed import remembered, status_of
 
 if TYPE_CHECKING:
+    from hetero.drive.live import Driver
     from hetero.drive.trace import TraceWriter
     from hetero.engines.base import Engine
-    from hetero.engines.ray.cluster import Cluster
+    from hetero.engines.ray.cluster import Cluster, Host
     from hetero.engines.shared.worker_setup import WorkerSetup
-    from hetero.model.device import Device
+    from hetero.model.device import Device, DeviceStatus
     from hetero.model.topology import Topology
     from hetero.session.config import Config
     from hetero.session.progress import ProgressView
 
-__all__ = ["Opened"]
+__all__ = ["HOST", "Joining", "Opened", "Sampler"]
 
 _log = logging.getLogger("hetero")
 PLENTY = 4
@@ -277,3 +281,79 @@ def _sinks(
     counts = TaskCounts()
     sinks.append(counts)
     return ProgressView(counts, devices, short=progress is not None), sinks
+
+
+# --- hosts that join ----------------------------------------------------------------------------------------
+
+
+class Joining:
+    """Asks hosts that join for their devices, each in a thread of its own.
+
+    Parameters
+    ----------
+    config : of the Context
+    found : called with the devices of a host that has any
+    """
+
+    def __init__(self, config: Config, found: Callable[[tuple[Device, ...]], None]) -> None:
+        self._config = config
+        self._found = found
+
+    def hear(self, host: Host) -> None:
+        """Record a host that joined."""
+        threading.Thread(target=self._survey, args=(host,), name=f"hetero-{host.name}", daemon=True).start()
+
+    def _survey(self, host: Host) -> None:
+        try:
+            with hosts.reached(self._config) as cluster:
+                assert cluster is not None
+                devices = remembered(hosts.devices_on(cluster, host, self._config))
+                if devices:
+                    _log.info("%s (%s) joined: %s", host.name, host.address, ", ".join(one.id for one in devices))
+                    self._found(devices)
+        except HeteroError as error:
+            _log.warning("%s (%s) joined and is not used: %s", host.name, host.address, error)
+
+
+# --- utilisation of devices ---------------------------------------------------------------------------------
+
+HOST = "host"
+"""Stands for all processors and the memory of this machine."""
+_PERIOD_S = 1.0
+
+
+class Sampler:
+    """Samples from a thread of its own until it is closed.
+
+    Parameters
+    ----------
+    driver : takes the notes
+    devices : the fleet; simulated devices and processors are not asked, the host is
+    """
+
+    def __init__(self, driver: Driver, devices: Sequence[Device]) -> None:
+        self._driver = driver
+        self._devices = [each for each in devices if each.type != "CPU" and not each.simulated]
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="hetero-sampler", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; safe to call twice, also from its own thread."""
+        self._closing.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(JOIN_S)
+
+    def _loop(self) -> None:
+        load = CpuLoad(())
+        load.busy_frac()
+        while not self._closing.wait(_PERIOD_S):
+            self._note(HOST, host.cpu_status(load.busy_frac()))
+            for device in self._devices:
+                self._note(device.id, status_of(device))
+
+    def _note(self, name: str, status: DeviceStatus) -> None:
+        values = (status.utilisation_frac, status.used_bytes, status.temperature_c, status.power_w)
+        if any(value is not None for value in values):
+            known = (nan if value is None else float(value) for value in values)
+            self._driver.record(DeviceSampled(self._driver.now_s(), name, *known))

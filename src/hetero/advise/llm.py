@@ -253,7 +253,15 @@ def _devices(kinds: Sequence[Kind]) -> tuple[NumberedDevice, ...]:
 
 
 def place_layers(
-    target: Target, kinds: Sequence[Kind], engine: Engine = "llama.cpp", aim: Aim = "latency", **how: Any
+    target: Target,
+    kinds: Sequence[Kind],
+    engine: Engine = "llama.cpp",
+    aim: Aim = "latency",
+    *,
+    batch: int = 1,
+    context: int = 2048,
+    prompt: int = 0,
+    kv: str = "fp16",
 ) -> LayerPlacement:
     """Place the layers of a model for an engine.
 
@@ -263,8 +271,8 @@ def place_layers(
         The fleet, in the order in which programs number its devices.
     aim
         'latency' of one request, or 'throughput' of many.
-    how
-        Batch, context, prompt and kv of the workload.
+    batch, context, prompt, kv
+        Of the workload, as of `hetero.plan.Workload`.
 
     Raises
     ------
@@ -288,7 +296,15 @@ def place_layers(
         hint = did_you_mean(engine, ENGINES).removeprefix("; ")
         raise BadValueError(f"no settings are known for {engine!r}", remedy=hint or f"allowed: {', '.join(ENGINES)}")
     weights = target.weights or ("Q4_K_M" if engine == "llama.cpp" else "bf16")
-    work = WorkloadSpec(target.model, weights=weights, framework=_WORKS_AS[engine], **how)
+    work = WorkloadSpec(
+        target.model,
+        weights=weights,
+        framework=_WORKS_AS[engine],
+        batch=batch,
+        context=context,
+        prompt=prompt,
+        kv=kv,
+    )
     devices = _devices(kinds)
     if engine == "vllm":
         devices = tuple(device for device in devices if device.index >= 0)
@@ -417,7 +433,7 @@ def _settings(placed: LayerPlacement) -> dict[str, Any]:
     return _vllm(placed) if placed.engine == "vllm" else _accelerate(placed)
 
 
-def _llama(placed: LayerPlacement) -> dict[str, Any]:
+def _llama(placed: LayerPlacement) -> dict[str, object]:
     """Return llama.cpp's: layers on accelerators count with the output head, which goes with the last."""
     cards = [(device, count) for device, count in placed.used if device.index >= 0]
     offloaded = sum(count for _, count in cards)
@@ -462,7 +478,7 @@ def _numbered_by_bus(devices: Iterable[NumberedDevice]) -> dict[str, str]:
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if any(device.spec.kind == "cuda" for device in devices) else {}
 
 
-def _vllm(placed: LayerPlacement) -> dict[str, Any]:
+def _vllm(placed: LayerPlacement) -> dict[str, object]:
     """Return vLLM's: it cuts layers evenly unless its environment says how, and takes the same share of each memory."""
     shared = [device.index for device in placed.shared]
     counts = [] if shared else [count for _, count in placed.used]
@@ -481,7 +497,7 @@ def _vllm(placed: LayerPlacement) -> dict[str, Any]:
     }
 
 
-def _accelerate(placed: LayerPlacement) -> dict[str, Any]:
+def _accelerate(placed: LayerPlacement) -> dict[str, object]:
     """Return accelerate's: a device for every module, and the most memory of each device."""
     places = [_place(device.index) for device, _ in placed.used]
     ends = list(accumulate((count for _, count in placed.used), initial=0))

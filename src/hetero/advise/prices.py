@@ -169,7 +169,7 @@ def named_prices(words: Sequence[str]) -> dict[str, Paid]:
             found |= read_prices(Path(word))
             continue
         try:
-            usd: Any = float(amount)
+            usd: object = float(amount)
         except ValueError:
             usd = amount
         found[find(name).name] = own_price(usd, word)

@@ -90,7 +90,7 @@ def read_weights(path: Path) -> WeightFiles:
     if not files:
         raise FileError(f"{path} has no weights", remedy="give a .gguf or .safetensors file, or a folder with some")
     tensors: dict[str, int] = {}
-    facts: dict[str, Any] = {}
+    facts: dict[str, object] = {}
     for file in files:
         if file.suffix == ".gguf":
             sizes, told = _gguf(file)

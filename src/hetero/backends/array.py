@@ -114,7 +114,7 @@ class Arguments(NamedTuple):
 
     arrays: tuple[DeviceArray, ...]
     scalars: tuple[Any, ...]
-    ordered: tuple[Any, ...]
+    ordered: tuple[object, ...]
 
 
 def sort_arguments(backend: Backend, kernel: Kernel, args: Iterable[Any]) -> Arguments:
@@ -126,8 +126,8 @@ def sort_arguments(backend: Backend, kernel: Kernel, args: Iterable[Any]) -> Arg
         An argument is neither.
     """
     arrays: list[DeviceArray] = []
-    scalars: list[Any] = []
-    ordered: list[Any] = []
+    scalars: list[object] = []
+    ordered: list[object] = []
     for position, value in enumerate(args):
         if isinstance(value, bool | int | float | np.generic):
             scalars.append(value)

@@ -455,7 +455,7 @@ class Backend(ABC):
     def _run(self, implementation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return implementation(*args, **kwargs)
 
-    def _transfer(self, array: object, peer: Backend) -> Any:
+    def _transfer(self, array: object, peer: Backend) -> object:
         """Copy directly to a peer, or give None."""
         return None
 

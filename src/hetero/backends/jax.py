@@ -108,11 +108,11 @@ class JaxBackend(Backend):
         with self._wide(), self._jax.default_device(self._native):
             yield
 
-    def _wide(self) -> AbstractContextManager[Any]:
+    def _wide(self) -> AbstractContextManager[object]:
         if hasattr(self._jax, "enable_x64"):
-            context: AbstractContextManager[Any] = self._jax.enable_x64(True)
+            context: AbstractContextManager[object] = self._jax.enable_x64(True)
             return context
-        older: AbstractContextManager[Any] = import_module("jax.experimental").enable_x64()
+        older: AbstractContextManager[object] = import_module("jax.experimental").enable_x64()
         return older
 
     def owns(self, value: object) -> bool:
@@ -132,7 +132,7 @@ class JaxBackend(Backend):
     def _as_buffer(self, array: object) -> NDArray[Any] | None:
         return np.asarray(array) if self._on_cpu else None
 
-    def _transfer(self, array: object, peer: Backend) -> Any:
+    def _transfer(self, array: object, peer: Backend) -> object:
         return self._jax.device_put(array, peer._native) if isinstance(peer, JaxBackend) else None
 
     def _synchronize(self) -> None:

@@ -185,7 +185,7 @@ class OpenclBackend(Backend):
                 raise BadValueError(f"the source has no kernel {kernel.entry!r}", remedy=f"it has {names}") from error
         return self._kernels[key]
 
-    def _build(self, kernel: Kernel) -> Any:
+    def _build(self, kernel: Kernel) -> object:
         program = self._cl.Program(self._context, kernel.source)
         try:
             return program.build(options=["-cl-kernel-arg-info"], cache_dir=False)
@@ -217,7 +217,7 @@ class OpenclBackend(Backend):
         return lambda: self._cl.enqueue_copy(self._queue, dst.handle, src.handle)
 
 
-def _natives(cl: Any) -> Sequence[Any]:
+def _natives(cl: Any) -> Sequence[object]:
     try:
         platforms = cl.get_platforms()
     except cl.Error:

@@ -143,11 +143,11 @@ def measure(device: Device, deadline_s: float = DEADLINE_S) -> tuple[Speed | Non
         return None, answer.trouble or "the probe's answer cannot be read"
 
 
-def _child_probe(name: str) -> Any:
+def _child_probe(name: str) -> object:
     return [found_to(found) for found in registry.load(name).probe()]
 
 
-def _child_measure(text: str) -> Any:
+def _child_measure(text: str) -> object:
     device = device_from(json.loads(text))
     if device.cpus and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, device.cpus)

@@ -161,7 +161,7 @@ class TorchBackend(Backend):
         like = self._torch.from_dlpack(np.empty(0, dtype))
         return self._torch.empty(shape, dtype=like.dtype, device=self._place)
 
-    def _transfer(self, array: Any, peer: Backend) -> Any:
+    def _transfer(self, array: Any, peer: Backend) -> object:
         return array.to(peer._place) if isinstance(peer, TorchBackend) and not peer._on_cpu else None
 
     def _synchronize(self) -> None:
@@ -203,7 +203,7 @@ def _new_tensors() -> Any:
     class NewTensors(import_module("torch.utils._device").DeviceContext):  # type: ignore[misc]
         """torch's mode of a default device, which heeds generators."""
 
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
             if kwargs and kwargs.get("generator") is not None and func in filled and kwargs.get("device") is None:
                 kwargs = {**kwargs, "device": kwargs["generator"].device}
             return super().__torch_function__(func, types, args, kwargs)
@@ -224,7 +224,7 @@ def _accelerator_kind(torch: Any) -> str | None:
 
 
 def _describe(torch: Any, kind: str, index: int, address: str) -> Device:
-    module: Any = getattr(torch, torch.device(KINDS[kind].torch_place(index)).type, None)
+    module: object = getattr(torch, torch.device(KINDS[kind].torch_place(index)).type, None)
     facts = module.get_device_properties(index) if hasattr(module, "get_device_properties") else None
     memory = getattr(facts, "total_memory", None)
     if memory is None and hasattr(module, "recommended_max_memory"):

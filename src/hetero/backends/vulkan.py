@@ -75,7 +75,7 @@ var<workgroup> y: array<array<f32, 8>, 8>;
 class _Built(NamedTuple):
     """A compiled kernel: its pipeline, its layout, its work-group, its binding numbers, the types of its numbers."""
 
-    pipeline: Any
+    pipeline: object
     layout: Any
     group: tuple[int, int, int]
     bindings: tuple[int, ...]
@@ -286,7 +286,7 @@ class VulkanBackend(Backend):
     def _is_out_of_memory(self, error: BaseException) -> bool:
         return "out of memory" in str(error).lower() or "not enough memory" in str(error).lower()
 
-    def _product(self, n: int) -> Callable[[], Any]:
+    def _product(self, n: int) -> Callable[[], object]:
         kernel = Kernel(
             _PRODUCT, "product", out=lambda a, n: (a.shape, a.dtype), global_size=lambda a, n: (int(n), int(n))
         )

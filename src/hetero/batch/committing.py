@@ -161,7 +161,7 @@ class MergeSink(Sink):
         """Return the value of all parts; what was kept for resuming goes."""
         import shutil
 
-        state: Any = None
+        state: object = None
         for number in sorted(self._states):
             state = self._states[number] if state is None else self._merge.combine(state, self._states[number])
         if state is None:

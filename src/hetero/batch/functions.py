@@ -38,12 +38,12 @@ class Prepared:
     def __init__(self, given: Any) -> None:
         self.given = given
 
-    def for_device(self, device: Device) -> Callable[[Any], Any]:
+    def for_device(self, device: Device) -> Callable[[object], object]:
         """Make the function of a batch for a device; a class is made and set up here."""
         made = self.given() if _is_made_first(self.given) else self.given
         if hasattr(made, "setup"):
             made.setup(device)
-        ready: Callable[[Any], Any] = made
+        ready: Callable[[object], object] = made
         return ready
 
 
@@ -151,7 +151,7 @@ class TorchModel:
             inputs = torch.as_tensor(batch if hasattr(batch, "shape") else np.asarray(batch)).to(self._place)
             return self._chooser(inputs, len(inputs))
 
-    def _at(self, precision: str) -> Callable[[Any], Any]:
+    def _at(self, precision: str) -> Callable[[object], object]:
         import copy
 
         import torch
@@ -197,7 +197,7 @@ class OnnxModel:
         assert self._chooser is not None, "a worker sets it up"
         return self._chooser(batch, count(batch))
 
-    def _session(self, device: Device, data: bytes) -> Callable[[Any], object]:
+    def _session(self, device: Device, data: bytes) -> Callable[[object], object]:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()

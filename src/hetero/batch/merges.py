@@ -94,7 +94,7 @@ class Fold(Merge):
 
     def finish(self, state: Nodes) -> Any:
         """Combine the nodes that are left, from the first item on; None where there was no result."""
-        total: tuple[Any] | None = None
+        total: tuple[object] | None = None
         for node in sorted(state, key=lambda each: each[1] << each[0]):
             total = self._pair(total, state[node])
         return None if total is None else total[0]
@@ -104,7 +104,7 @@ class Fold(Merge):
             return right if left is None else left
         return (self.function(left[0], right[0]),)
 
-    def _pairs(self, values: Any) -> Any:
+    def _pairs(self, values: Any) -> object:
         return [self._pair(left, right) for left, right in zip(values[0::2], values[1::2], strict=True)]
 
 

@@ -103,7 +103,7 @@ def _table(results: Any, part: Part) -> Any:
         ) from error
 
 
-def _column(values: object) -> Any:
+def _column(values: object) -> object:
     """Return a column; an array of more than one dimension becomes lists of fixed size."""
     import pyarrow as pa
 

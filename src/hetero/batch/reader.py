@@ -362,7 +362,7 @@ def _first(piece: Piece, size: int, of: int) -> Piece:
     return piece if size == of else Piece(cut(piece.records, 0, size), piece.file, piece.row)
 
 
-def _each(records: Any) -> Iterator[Any]:
+def _each(records: Any) -> Iterator[object]:
     if isinstance(records, dict):
         return (cut(records, place, place + 1) for place in range(count(records)))
     if hasattr(records, "to_pylist"):

@@ -131,7 +131,7 @@ def joined(runs: Sequence[Any]) -> Any:
         ) from error
 
 
-def _joined_alike(first: Any, runs: Sequence[Any]) -> Any:
+def _joined_alike(first: Any, runs: Sequence[Any]) -> object:
     if isinstance(first, dict):
         if any(run.keys() != first.keys() for run in runs):
             raise KeyError(f"columns {sorted({tuple(run) for run in runs})}")

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetero.batch.availability import local_now
 from hetero.batch.base import BadRecord, Piece, Source
@@ -178,7 +178,7 @@ class BatchRun:
         self.spending.check(self.statistics.values(), self.items())
         return self.reader.exhausted and not self._pending and not self._again
 
-    def _finished(self) -> Any:
+    def _finished(self) -> object:
         length = self.source.length
         if length is not None and self.reader.items < length:
             raise HeteroError(

@@ -272,7 +272,7 @@ def _plain(value: object) -> Any:
     raise TypeError(f"a {type(value).__name__}")
 
 
-def _checked(path: Path, there: bool) -> dict[str, Any]:
+def _checked(path: Path, there: bool) -> dict[str, object]:
     if not there:
         return {"bytes": 0, "sha256": ""}
     with path.open("rb") as file:

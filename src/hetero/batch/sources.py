@@ -203,7 +203,7 @@ class GeneratorSource(Source):
 _TELL = "give the right length, or none"
 
 
-def _mapped(records: object) -> Any:
+def _mapped(records: object) -> object:
     """Return records whose arrays that are mapped from files are plain ones, which are read without a copy."""
     if isinstance(records, dict):
         return {name: _mapped(column) for name, column in records.items()}

@@ -155,7 +155,7 @@ def arrow_files(path: str, storage: Storage = ()) -> tuple[object, str]:
 
 
 @functools.cache
-def _handled(scheme: str, storage: Storage) -> Any:
+def _handled(scheme: str, storage: Storage) -> object:
     from pyarrow import fs
 
     try:
@@ -215,7 +215,7 @@ def _opened(url: str, storage: Storage) -> tuple[Any, str]:
 
 
 @functools.cache
-def _store(scheme: str, place: str, storage: Storage) -> Any:
+def _store(scheme: str, place: str, storage: Storage) -> object:
     try:
         from obstore.store import from_url
     except ImportError as error:

@@ -183,7 +183,7 @@ class Tables(Source):
             # Arrow's reader of JSON waits in a thread of its pool for another one: with one thread, for ever.
             use_threads=self._form != "jsonl",
         )
-        found: Iterator[Any] = scanner.scan_batches()
+        found: Iterator[object] = scanner.scan_batches()
         return found
 
 

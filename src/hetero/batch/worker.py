@@ -137,7 +137,7 @@ def _merged(program: BatchProgram, done: Done, begin: int, expected: int) -> Don
     return done._replace(results=state, home_bytes=size_bytes(state))
 
 
-def _as_records(results: object, expected: int, program: BatchProgram) -> Any:
+def _as_records(results: object, expected: int, program: BatchProgram) -> object:
     """Return the results in a form that can be counted, cut and sent."""
     found = results.detach().cpu().numpy() if hasattr(results, "detach") else results
     if not is_records(found):
@@ -153,7 +153,7 @@ def _as_records(results: object, expected: int, program: BatchProgram) -> Any:
     return found
 
 
-def _columns(results: Any) -> Iterable[Any]:
+def _columns(results: Any) -> Iterable[object]:
     """Return what may hold numbers; what is null in a table is absent, not NaN."""
     if isinstance(results, dict):
         return tuple(results.values())

@@ -43,7 +43,7 @@ def _document(name: str) -> Mapping[str, Any]:
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     text = files("hetero.catalog").joinpath(name).read_text(encoding="utf-8")
-    read: dict[str, Any] = yaml.load(text, Loader=loader)
+    read: dict[str, object] = yaml.load(text, Loader=loader)
     return read
 
 

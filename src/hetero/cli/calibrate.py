@@ -40,7 +40,7 @@ def calibrate(
 def _tables(paths: Sequence[Path], quiet: bool) -> dict[str, object]:
     from hetero.advise.calibration import keep_table
 
-    said: dict[str, Any] = {}
+    said: dict[str, object] = {}
     for path in paths:
         found, unread = keep_table(path)
         sorts = sorted({f"{row.engine} on {row.device.name}" for row in found})

@@ -53,7 +53,12 @@ def submit(
     client = job_client(address, token_file, certificates)
     variables = read_variables(env or ())
     inside, archive = pack(script, working_dir)
-    words: dict[str, Any] = {"script": inside, "arguments": args or [], "variables": variables, "packages": pip or []}
+    words: dict[str, object] = {
+        "script": inside,
+        "arguments": args or [],
+        "variables": variables,
+        "packages": pip or [],
+    }
     answers = client.ask("submit", archive, follow=not detach, **words)
     job = next(answers)["job"]
     if detach:

@@ -119,7 +119,7 @@ class HeteroCommand(TyperCommand):
         finally:
             warn_of_noted(ctx)
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: Any) -> object:
         """Run the command; where nobody reads its output any more it ends quietly."""
         try:
             return super().invoke(ctx)

@@ -193,7 +193,7 @@ def accept_old_options(parser: Any, context: Context, params: Sequence[Any], old
         parser.add_option(obj=param, opts=[name], dest=name, action=action, nargs=param.nargs, const=True)
     parse = parser.parse_args
 
-    def parse_args(args: list[str]) -> Any:
+    def parse_args(args: list[str]) -> object:
         values, rest, order = parse(args)
         given = [name for name in old if name in values]
         for name, option in old.items():

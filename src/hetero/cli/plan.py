@@ -463,9 +463,9 @@ def llm(
     found, refused = [], {}
     for name in framework or ENGINES:
         read = min(512, (context + 1) // 2) if prompt is None else prompt
-        how = {"aim": aim, "kv": kv, "batch": batch, "prompt": read, "context": context}
         try:
-            found.append(place_layers(target, kinds, name, **how))  # type: ignore[arg-type]
+            placed = place_layers(target, kinds, name, aim, batch=batch, context=context, prompt=read, kv=kv)  # type: ignore[arg-type]
+            found.append(placed)
         except NothingFitsError as error:
             refused[name] = str(error)
     if json:

@@ -6,7 +6,7 @@ In: this host, a topology file, or the output of `nvidia-smi topo -m`. Out: a tr
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -159,7 +159,7 @@ def _trees(fabric: Fabric) -> list[Tree]:
     for host in dict.fromkeys(part.host for part in fabric.parts):
         members = [part for part in fabric.parts if part.host == host]
         tree = Tree(host or "network", highlight=False)
-        places: dict[Any, Tree] = {}
+        places: dict[object, Tree] = {}
         for part in sorted(members, key=lambda part: (part.numa is None, part.numa or 0)):
             if part.kind == "numa":
                 places[part.numa] = tree.add(part.id, highlight=False)

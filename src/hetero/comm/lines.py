@@ -139,7 +139,7 @@ class Line:
         end = _HEAD.size + length
         if len(self._buffer) < end:
             return None
-        message: tuple[Any, ...] = pickle.loads(memoryview(self._buffer)[_HEAD.size : end])
+        message: tuple[object, ...] = pickle.loads(memoryview(self._buffer)[_HEAD.size : end])
         del self._buffer[:end]
         return message
 
@@ -254,7 +254,7 @@ class LineServer:
         list of (line, message)
             Empty when nothing came in time, when somebody only dialled in, or called `wake`.
         """
-        found: list[tuple[Line, tuple[Any, ...] | None]] = []
+        found: list[tuple[Line, tuple[object, ...] | None]] = []
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._wake_out:
                 with suppress(BlockingIOError):

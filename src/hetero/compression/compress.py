@@ -256,7 +256,7 @@ class _Job:
         )
 
 
-def _adam(parameters: object) -> Any:
+def _adam(parameters: object) -> object:
     import torch
 
     return torch.optim.Adam(parameters, lr=_RATE)

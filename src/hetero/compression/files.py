@@ -43,7 +43,7 @@ def pack(model: Any, facts: Mapping[str, str], quantised: str | None = None) -> 
     import safetensors.torch
 
     state = model.state_dict()
-    tensors: dict[str, Any] = {}
+    tensors: dict[str, object] = {}
     sparse: dict[str, list[int]] = {}
     for name, tensor in _plain(state).items():
         whole = tensor.detach().cpu().contiguous()
@@ -60,7 +60,7 @@ def pack(model: Any, facts: Mapping[str, str], quantised: str | None = None) -> 
 
 def _plain(state: Mapping[str, object]) -> dict[str, Any]:
     """Return a model's tensors, the parts of quantised ones one by one."""
-    plain: dict[str, Any] = {}
+    plain: dict[str, object] = {}
     for name, tensor in state.items():
         inner = inner_tensors(tensor)
         plain |= {f"{name}/{part}": value for part, value in inner.items()} if inner else {name: tensor}

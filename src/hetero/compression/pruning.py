@@ -27,7 +27,7 @@ _PASS = (*_BY_ELEMENT, *_POOLS, *_DROPOUTS, nn.Flatten)
 _NORMS = nn.modules.batchnorm._BatchNorm
 
 
-def _weighted(model: torch.nn.Module) -> list[tuple[str, Any]]:
+def _weighted(model: torch.nn.Module) -> list[tuple[str, object]]:
     found = [(name, module) for name, module in model.named_modules() if isinstance(module, _WEIGHTED)]
     if not found:
         raise BadValueError("the model has no linear layer and no convolution", remedy="there is nothing to prune")
@@ -100,7 +100,7 @@ def _chain(model: object) -> list[tuple[str, Any]]:
     return layers
 
 
-def _leaves(module: object, name: str) -> Iterator[tuple[str, Any]]:
+def _leaves(module: object, name: str) -> Iterator[tuple[str, object]]:
     if not isinstance(module, nn.Sequential):
         yield name, module
         return

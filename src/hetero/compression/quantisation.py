@@ -67,7 +67,7 @@ def _configs() -> Any:
     return torchao.quantization
 
 
-def inner_tensors(tensor: Any) -> dict[str, Any]:
+def inner_tensors(tensor: Any) -> dict[str, object]:
     """Return the plain tensors that a quantised one consists of; nothing for a plain one."""
     import torch
 

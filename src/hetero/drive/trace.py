@@ -231,7 +231,7 @@ class _Encoder:
             self.count += 1
         return lines
 
-    def _line_of(self, layout: Layout) -> Callable[[float, Any], str]:
+    def _line_of(self, layout: Layout) -> Callable[[float, object], str]:
         columns = (Column("at_s", "float"), *layout.columns)
         template = f'["{layout.code}",' + ",".join(_piece(column) for column in columns) + "]"
         shaped = [(place, self._shape(column.kind)) for place, column in enumerate(columns) if _is_shaped(column)]
@@ -246,7 +246,7 @@ class _Encoder:
 
         return line
 
-    def _shape(self, kind: str) -> Callable[[Any], object]:
+    def _shape(self, kind: str) -> Callable[[object], object]:
         shapes: dict[str, Callable[[Any], object]] = {
             "str": self._text,
             "ints": lambda numbers: "[" + ",".join(map(str, numbers)) + "]" if numbers else "[]",

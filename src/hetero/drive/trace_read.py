@@ -76,7 +76,7 @@ class Trace:
                 pass
         return bool(self._torn)
 
-    def __iter__(self) -> Iterator[tuple[float, Any]]:
+    def __iter__(self) -> Iterator[tuple[float, object]]:
         """Return the events and commands; what this version does not know is left out."""
         return (each for each in self._records() if not isinstance(each[1], Unknown))
 
@@ -194,7 +194,7 @@ def _blocks(path: Path) -> Iterator[tuple[int, list[bytes]]]:
 def _parsed_together(lines: list[bytes]) -> list[Any] | None:
     """Read the values of some lines at once, None where one of them is no JSON value."""
     try:
-        values: list[Any] = json.loads(b"[" + b",".join(lines) + b"]")
+        values: list[object] = json.loads(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):
         return None
     return values if len(values) == len(lines) else None
@@ -252,7 +252,7 @@ class _Decoder:
         self.count += 1
         return float(values[1]), maker(values)
 
-    def _maker(self, code: str) -> Callable[[list[Any]], Any]:
+    def _maker(self, code: str) -> Callable[[list[object]], object]:
         name, columns = self._head["records"][code]
         places = {column: place for place, (column, _) in enumerate(columns, start=2)}
         layout = _LAYOUTS.get(name)
@@ -263,8 +263,8 @@ class _Decoder:
             return lambda values: Unknown(name, {column: values[place] for column, place in places.items()})
         return self._typed(layout, [(places[column], self._read(kind)) for column, kind in columns])
 
-    def _typed(self, layout: Layout, reads: list[tuple[int, Callable[[Any], Any]]]) -> Callable[[list[Any]], Any]:
-        record: Callable[..., Any] = layout.record
+    def _typed(self, layout: Layout, reads: list[tuple[int, Callable[[Any], Any]]]) -> Callable[[list[object]], object]:
+        record: Callable[..., object] = layout.record
 
         def make(values: list[Any]) -> Any:
             found = [read(values[place]) for place, read in reads]
@@ -320,7 +320,7 @@ def _fields(kind: type, given: Mapping[str, object]) -> dict[str, Any]:
 
 
 @cache
-def _readers(kind: type) -> dict[str, Callable[[Any], Any]]:
+def _readers(kind: type) -> dict[str, Callable[[object], object]]:
     return {name: _READERS[hint] for name, hint in get_type_hints(kind).items() if hint in _READERS}
 
 

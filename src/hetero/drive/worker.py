@@ -155,7 +155,7 @@ class DeviceRunner:
             return self._outcome(value, started_s)
         return Outcome(value, clock.monotonic_s() - started_s)
 
-    def _run_inside(self, frame: Frame, function: Function, args: Any, kwargs: Any) -> Any:
+    def _run_inside(self, frame: Frame, function: Function, args: Any, kwargs: Any) -> object:
         """Run a nested call on top of the task that submits it, whose throttle and clock go on."""
         implementation = self._choose(function) if function.implementations else function.default
         parent = current()
@@ -187,7 +187,7 @@ class DeviceRunner:
         value = value if resident else self.to_host(value)
         return Outcome(value, clock.monotonic_s() - started_s, resident, owned_bytes)
 
-    def _choose(self, function: Function) -> Any:
+    def _choose(self, function: Function) -> object:
         for word in self._words:
             if word in function.implementations:
                 return function.implementations[word]
@@ -294,7 +294,7 @@ def _is_import(code: CodeType, place: int) -> bool:
     return False
 
 
-def _mapped(value: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+def _mapped(value: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> object:
     kind = type(value)
     if kind is list or kind is tuple:
         return kind([_mapped(item, wanted, change) for item in value])

@@ -54,7 +54,7 @@ class InlineEngine(Engine):
         self._queue: deque[tuple[str, Launch, Call]] = deque()
         self._events: list[Event] = []
         self._values: dict[int, object] = {}
-        self._results: dict[tuple[int, int], Any] = {}
+        self._results: dict[tuple[int, int], object] = {}
         self._pumping = False
         self._interrupt = _Interrupt()
 
@@ -177,7 +177,7 @@ class InlineEngine(Engine):
         timing, runner = TaskClock(self._clock.now_s), self._runners[device]
         runner.timing = timing
         timing.start()
-        value: Any = None
+        value: object = None
         failure: Failure | None = None
         self._interrupt.came = self._interrupt.ended_task = False
         try:

@@ -254,7 +254,7 @@ def _unmap(address: int, nbytes: int, keep: object) -> None:
     C_LIBRARY.munmap(address, nbytes)
 
 
-def private_view(memory: SharedMemory, offset: int, nbytes: int, keep: object = None) -> Any:
+def private_view(memory: SharedMemory, offset: int, nbytes: int, keep: object = None) -> object:
     """Return a writable buffer with the bytes of a part of shared memory; writing to it changes no other's.
 
     Parameters

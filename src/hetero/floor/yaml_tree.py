@@ -111,7 +111,7 @@ def read_yaml(text: str, name: str, fault: Fault = FileError) -> Tree:
     return tree
 
 
-def read_document(file: Path, fault: Fault = FileError) -> Any:
+def read_document(file: Path, fault: Fault = FileError) -> object:
     """Read a file that holds one document: JSON where its name ends so, YAML else.
 
     Raises
@@ -123,7 +123,7 @@ def read_document(file: Path, fault: Fault = FileError) -> Any:
     return parse_json(text, str(file), fault) if file.suffix == ".json" else read_yaml(text, str(file), fault).value
 
 
-def yaml_value(text: str, name: str, key: Key, fault: Fault = FileError) -> Any:
+def yaml_value(text: str, name: str, key: Key, fault: Fault = FileError) -> object:
     """Read a value that stands alone, as a setting gives it for a key; None for no text."""
     node, loader = _compose(text, name, fault)
     return None if node is None else _Walk(loader, Tree(None), name, fault).value(node, key)
@@ -187,7 +187,7 @@ class _Walk:
 
     def mapping(self, node: Any, key: Key) -> dict[str, object]:
         """Return a dict; keys are text and occur once."""
-        given: dict[str, Any] = {}
+        given: dict[str, object] = {}
         for key_node, child in node.value:
             word = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
             if word is None:

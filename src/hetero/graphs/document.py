@@ -126,7 +126,7 @@ def fleet_of(document: dict[str, Any], place: DocumentPlace) -> tuple[tuple[Grap
     return devices, Topology(nodes, tuple(_links(document["links"], names, place / "links")))
 
 
-def _object(given: object, place: DocumentPlace, needed: Sequence[str], more: Sequence[str] = ()) -> dict[str, Any]:
+def _object(given: object, place: DocumentPlace, needed: Sequence[str], more: Sequence[str] = ()) -> dict[str, object]:
     if not isinstance(given, dict):
         raise place.wrong(given, "an object", f"write {{{', '.join(needed)}}}")
     allowed = (*needed, *more)
@@ -228,7 +228,7 @@ def _edges(given: object, tasks: Sequence[str], place: DocumentPlace) -> Iterato
         yield GraphEdge(src, dst, (here / "bytes").whole(row.get("bytes", 0), "a number of bytes"))
 
 
-def document_of(graph: TaskGraph) -> dict[str, Any]:
+def document_of(graph: TaskGraph) -> dict[str, object]:
     """Write a graph as a hetero-graph/1 document; `graph_of` gives the same graph back."""
     names = [device.id for device in graph.devices]
     return {
@@ -253,7 +253,7 @@ def document_of(graph: TaskGraph) -> dict[str, Any]:
     }
 
 
-def _link(link: Link) -> dict[str, Any]:
+def _link(link: Link) -> dict[str, object]:
     written = {
         "src": link.src,
         "dst": link.dst,
@@ -263,7 +263,7 @@ def _link(link: Link) -> dict[str, Any]:
     return {**written, "bus": link.bus} if link.bus else written
 
 
-def _rows_schema(needed: dict[str, object], more: dict[str, object] | None = None, least: int = 0) -> dict[str, Any]:
+def _rows_schema(needed: dict[str, object], more: dict[str, object] | None = None, least: int = 0) -> dict[str, object]:
     row = {
         "type": "object",
         "properties": {**needed, **(more or {})},
@@ -273,7 +273,7 @@ def _rows_schema(needed: dict[str, object], more: dict[str, object] | None = Non
     return {"type": "array", "items": row, "minItems": least}
 
 
-def graph_schema() -> dict[str, Any]:
+def graph_schema() -> dict[str, object]:
     """Return the schema, draft 2020-12."""
     link = {"src": _ID_SCHEMA, "dst": _ID_SCHEMA, "bandwidth_bytes_per_s": {**_SECONDS_SCHEMA, "exclusiveMinimum": 0}}
     seconds = {"type": "object", "additionalProperties": _SECONDS_SCHEMA, "minProperties": 1}

@@ -196,11 +196,11 @@ def _function(path: Path, name: str) -> Callable[[], object]:
     found = runpy.run_path(str(path), run_name="hetero_model").get(name)
     if not callable(found):
         raise BadValueError(f"model: {path} has no function {name!r}", remedy="write 'file.py:function'")
-    made: Callable[[], Any] = found
+    made: Callable[[], object] = found
     return made
 
 
-def make_optimizer(recipe: Recipe) -> Callable[[Any], object]:
+def make_optimizer(recipe: Recipe) -> Callable[[object], object]:
     """Return a function that makes the optimizer of a recipe for some parameters."""
     import torch
 

@@ -321,7 +321,7 @@ def _function(tree: Tree, word: object) -> Callable[[Trial], object]:
         ) from error
     if not callable(found):
         raise ConfigError(f"{place}: tune.objective: {home} has no function {name!r}", remedy="name one that it has")
-    function: Callable[[Trial], Any] = found
+    function: Callable[[Trial], object] = found
     return function
 
 

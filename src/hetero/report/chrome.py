@@ -22,7 +22,7 @@ _FIRST_LANE = 1_000_000
 _PROCESS = 1
 
 
-def chrome_trace(run: RunRecord) -> dict[str, Any]:
+def chrome_trace(run: RunRecord) -> dict[str, object]:
     """Return the document.
 
     Notes
@@ -32,7 +32,7 @@ def chrome_trace(run: RunRecord) -> dict[str, Any]:
     their task, and what reaches beyond it by rounding is cut.
     """
     inside = Inside(run)
-    events: list[dict[str, Any]] = [_meta("process_name", 0, "hetero")]
+    events: list[dict[str, object]] = [_meta("process_name", 0, "hetero")]
     for index, device in enumerate(run.devices):
         events.append(_meta("thread_name", _FIRST_ROW + index, device.id))
         rows = sorted(
@@ -81,20 +81,20 @@ def _meta(name: str, row: int, text: str) -> dict[str, object]:
     return {"ph": "M", "name": name, "pid": _PROCESS, "tid": row, "args": {"name": text}}
 
 
-def _slice(row: int, name: str, kind: str, start_us: int, took_us: int, told: dict[str, Any]) -> dict[str, Any]:
+def _slice(row: int, name: str, kind: str, start_us: int, took_us: int, told: dict[str, Any]) -> dict[str, object]:
     return {
         "ph": "X", "pid": _PROCESS, "tid": row, "name": name, "cat": kind, "ts": start_us, "dur": took_us, "args": told,
     }  # fmt: skip
 
 
-def _copies(run: RunRecord) -> list[dict[str, Any]]:
+def _copies(run: RunRecord) -> list[dict[str, object]]:
     """Return the copies as slices, and a flow from each to the first attempt that read it there."""
     readers: dict[tuple[int, str], list[tuple[float, int]]] = defaultdict(list)
     for each in run.attempts:
         node = run.devices[each.device].memory_node
         for item in run.tasks[each.task].inputs if each.task in run.tasks else ():
             readers[item, node].append((each.start_s, _FIRST_ROW + each.device))
-    events: list[dict[str, Any]] = []
+    events: list[dict[str, object]] = []
     row_of: dict[tuple[str, int], int] = {}
     free_s: dict[tuple[str, int], float] = {}
     for number, copy in enumerate(sorted(run.transfers, key=lambda each: (each.start_s, each.item))):

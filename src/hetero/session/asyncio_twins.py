@@ -57,7 +57,7 @@ class AsyncTwins:
         """
         return await (await self.asubmit(function, *args, **kwargs))
 
-    async def agather(self, futures: object, *, return_exceptions: bool = False) -> list[Any]:
+    async def agather(self, futures: object, *, return_exceptions: bool = False) -> list[object]:
         """Return the values of futures as `gather` does; cancelled, it stops their tasks.
 
         Examples

@@ -201,14 +201,14 @@ def _copied(array: object, *, is_whole: bool = False) -> tuple[Any, Callable[[An
     )
 
 
-def _copied_tensor(tensor: Any) -> tuple[Any, Callable[[Any], Any]]:
+def _copied_tensor(tensor: Any) -> tuple[object, Callable[[object], object]]:
     import torch
 
     host = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
     return host, lambda row: row.to(tensor.device)
 
 
-def _repeated(row: Any, size: int) -> Any:
+def _repeated(row: Any, size: int) -> object:
     """Return an array with a new first axis, every part of it a copy of the row."""
     if isinstance(row, np.ndarray):
         return np.repeat(row[None], size, axis=0)

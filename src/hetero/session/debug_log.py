@@ -169,5 +169,5 @@ def joined(sinks: Sequence[TraceSink]) -> TraceSink | None:
     return None if not sinks else sinks[0] if len(sinks) == 1 else Several(sinks)
 
 
-def _fact(record: tuple[object, ...]) -> Any:
+def _fact(record: tuple[object, ...]) -> object:
     return record[1] if type(record) is tuple else record

@@ -114,7 +114,7 @@ class Executor(concurrent.futures.Executor):
         try:
             return self._calls.submit(self._task(fn), args, kwargs)
         except SerialisationError as error:
-            failed: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            failed: concurrent.futures.Future[object] = concurrent.futures.Future()
             failed.set_exception(error)
             return failed
 
@@ -124,14 +124,14 @@ class Executor(concurrent.futures.Executor):
         Of what is no function, such as a method, nothing is kept, which a cycle would hold.
         """
         task = as_task(_InChild(fn, self._per_child) if self._per_child else fn)
-        options: dict[str, Any] = {} if task is fn else {"crashes": 0}
+        options: dict[str, object] = {} if task is fn else {"crashes": 0}
         if self._on and not task.request.on:
             options["on"] = self._on
         if not options:
             return task
         source, known = task.source, task.source.pooled
         if known is not None and known[0] is task.request and known[1] == self._on:
-            made: TaskFunction[..., Any] = known[2]
+            made: TaskFunction[..., object] = known[2]
             return made
         made = task.options(**options)
         if isinstance(source.callable, FunctionType):
@@ -359,7 +359,7 @@ def _own_context(
     return Context(devices=devices, options=ContextOptions(initializer=initializer, initargs=initargs))
 
 
-def _chunks(items: Iterable[object], size: int) -> Iterator[tuple[Any, ...]]:
+def _chunks(items: Iterable[object], size: int) -> Iterator[tuple[object, ...]]:
     source = iter(items)
     while chunk := tuple(itertools.islice(source, size)):
         yield chunk
@@ -405,7 +405,7 @@ class _Child:
         self._left -= 1
         self._line.send_bytes(packed)
         try:
-            found: tuple[Any, ...] = self._line.recv()
+            found: tuple[object, ...] = self._line.recv()
         except (EOFError, ConnectionResetError) as error:
             self._left = 0
             self._process.join()

@@ -221,7 +221,7 @@ def travels_by_name(value: object) -> bool:
     module_name, path = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if module_name in (None, "__main__"):
         return False
-    found: Any = sys.modules.get(module_name)
+    found: object = sys.modules.get(module_name)
     for part in path.split("."):
         found = getattr(found, part, None)
         if found is None:

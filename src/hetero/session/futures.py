@@ -578,7 +578,7 @@ class _Binder:
             self.found[reference.item] = value
         return reference
 
-    def _container(self, value: Any, place: str) -> Any:
+    def _container(self, value: Any, place: str) -> object:
         if id(value) in self.open:
             raise BadValueError(
                 f"{place} of {self.name} contains itself",

@@ -60,7 +60,7 @@ def _value(item: object, return_exceptions: bool = False) -> Any:
 
 def _refuse_hidden(item: object) -> None:
     """Refuse futures where `gather` does not look: keys, attributes, containers of another kind."""
-    inside: list[Any] = list(getattr(item, "__dict__", {}).values())
+    inside: list[object] = list(getattr(item, "__dict__", {}).values())
     if isinstance(item, Mapping):
         inside += item if is_container(type(item)) else [*item, *item.values()]
     elif isinstance(item, list | tuple | set | frozenset):
@@ -72,7 +72,7 @@ def _refuse_hidden(item: object) -> None:
         )
 
 
-def _outcome(future: concurrent.futures.Future[object]) -> Any:
+def _outcome(future: concurrent.futures.Future[object]) -> object:
     """Return a task's value or its exception; an interrupt of the waiting thread itself passes through."""
     try:
         error = future.exception()

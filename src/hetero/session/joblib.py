@@ -177,9 +177,9 @@ def _batch_pickler() -> Any:
     class BatchPickler(cloud_pickler()):  # type: ignore[misc]
         """Puts references in place of the arrays that `share` gives an item for, and of files that are mapped."""
 
-        share: Callable[[Any], object]
+        share: Callable[[object], object]
 
-        def reducer_override(self, value: object) -> Any:
+        def reducer_override(self, value: object) -> object:
             if type(value) in _ARRAYS and (reduced := self.share(value)) is not None:
                 return reduced
             return super().reducer_override(value)
@@ -310,14 +310,14 @@ def _reduce_mapped(array: object) -> Any:
     return mapped._reduce_memmap_backed(array, backing)
 
 
-def _batch_task(batch: object, on: list[str]) -> TaskFunction[..., Any]:
+def _batch_task(batch: object, on: list[str]) -> TaskFunction[..., object]:
     """Return the task of a batch, named after the function in it, so that its times are kept apart."""
     items = getattr(batch, "items", None)
     inner = items[0][0] if items else batch
     inner = getattr(inner, "function", inner)
     name = getattr(inner, "__qualname__", type(inner).__name__)
-    options: dict[str, Any] = {"name": name, "on": on} if on else {"name": name}
-    made: TaskFunction[..., Any] = TaskFunction(_run_batch, options, _BatchSource(name))
+    options: dict[str, object] = {"name": name, "on": on} if on else {"name": name}
+    made: TaskFunction[..., object] = TaskFunction(_run_batch, options, _BatchSource(name))
     return made
 
 
@@ -399,13 +399,13 @@ def _backend_class() -> Any:
 
         def submit(self, func: object, callback: Callable[[Any], None] | None = None) -> Any:
             """Submit one batch; one that cannot be handed in fails in its future, wherever it was asked for."""
-            ended: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            ended: concurrent.futures.Future[object] = concurrent.futures.Future()
             if callback is not None:
                 ended.add_done_callback(callback)
             self._current().submit(func, self.name, ended)
             return ended
 
-        def retrieve_result_callback(self, out: Any) -> Any:
+        def retrieve_result_callback(self, out: Any) -> object:
             """Return the result of a batch that has ended."""
             return out.result()
 
@@ -456,7 +456,7 @@ def _is_nested(reference: Callable[[], Context | None], n_jobs: int) -> bool:
     return True
 
 
-def _sequential() -> Any:
+def _sequential() -> object:
     from joblib._parallel_backends import SequentialBackend
 
     return SequentialBackend(nesting_level=1)

@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from threading import Condition
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from hetero.backends.registry import refuse_unknown
 from hetero.catalog.load import find
@@ -633,7 +633,7 @@ class ContextLease(Lease):
     def __init__(self, pool: LeasingPool, number: int, context: weakref.ref[Context]) -> None:
         super().__init__(pool, number)
         self._context = context
-        self._tasks: dict[TaskFunction[..., Any], TaskFunction[..., Any]] = {}
+        self._tasks: dict[TaskFunction[..., object], TaskFunction[..., object]] = {}
 
     def submit(self, function: Callable[..., R], /, *args: object, **kwargs: object) -> Future[R]:
         """Submit one call that runs on a device of the lease.

@@ -102,7 +102,7 @@ def chunk_size(item_s: float, left: int, devices: int) -> int:
     return max(1, min(worth, left // (CHUNKS_A_DEVICE * devices)))
 
 
-def _columns(iterables: Sequence[Iterable[Any]]) -> list[Sequence[Any]]:
+def _columns(iterables: Sequence[Iterable[Any]]) -> list[Sequence[object]]:
     """Read the iterables as far as the shortest lasts: others may be without end."""
     if len(iterables) == 1 or all(isinstance(iterable, Sized) for iterable in iterables):
         return [_column(iterable) for iterable in iterables]
@@ -122,7 +122,7 @@ def _holds_arrays(column: Sequence[Any]) -> bool:
     return isinstance(column, list | tuple) and np.ndarray in set(map(type, column))
 
 
-def _with_shared(once: SharedOnce, column: Sequence[Any]) -> Sequence[Any]:
+def _with_shared(once: SharedOnce, column: Sequence[Any]) -> Sequence[object]:
     counts = Counter([id(value) for value in column if is_large(value)])
     return [once.future(value) if counts[id(value)] > 1 else value for value in column]
 
@@ -224,7 +224,7 @@ class Results(Iterator[Any]):
         items = enumerate(itertools.islice(zip(*self._columns, strict=False), begin, end), begin)
         return [_Part(self._ctx._submit_call(self._task, each, {}), i, i + 1, chunked=False) for i, each in items]
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         self._reading = True
         if not self._ready:
             self._take()
@@ -291,7 +291,7 @@ def _can_be_chunked(task: TaskFunction[..., Any]) -> bool:
     return not (kernels or task.source.callable is None or request.devices > 1 or request.timeout_s or request.retries)
 
 
-def _chunked(task: TaskFunction[..., Any]) -> TaskFunction[..., Any]:
+def _chunked(task: TaskFunction[..., Any]) -> TaskFunction[..., object]:
     source = task.source
     if source.chunked is None:
         shipped: Any = source.callable if source.shipped is None else source.shipped

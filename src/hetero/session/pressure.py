@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,7 +117,7 @@ def pressure(ctx: Context) -> Pressure:
     """
     driver = ctx.driver
     count, sample = driver.ask(_open_tasks)
-    rows: dict[Any, list[float]] = {}
+    rows: dict[object, list[float]] = {}
     table = []
     for task in sample:
         key = (task.signature, task.size, id(task.request))

@@ -268,7 +268,7 @@ def flag(option: str, given: object) -> bool:
 
 def _split(options: Mapping[str, Any]) -> bool:
     for option in ("split", "merge"):
-        given: Callable[..., Any] | None = options.get(option)
+        given: Callable[..., object] | None = options.get(option)
         if given is not None and not callable(given):
             raise BadValueError(f"{option}={given!r} is not allowed", remedy="give a function")
         refuse_coroutine(given)

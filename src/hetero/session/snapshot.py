@@ -198,7 +198,7 @@ def _process(pid: int) -> dict[str, Any]:
     """Return what the system knows of a worker; one that has just ended is as unknown as one that never was."""
     import psutil
 
-    found: dict[str, Any] = {"pid": pid, "cpu_s": None, "held_bytes": None}
+    found: dict[str, object] = {"pid": pid, "cpu_s": None, "held_bytes": None}
     if pid:
         with suppress(psutil.Error):
             process = psutil.Process(pid)

@@ -173,7 +173,7 @@ class TaskFunction(Generic[P, R]):
 
 
 def _rebuilt(plain: Any, implementations: dict[str, Any], options: dict[str, Any]) -> TaskFunction[..., Any]:
-    made: TaskFunction[..., Any] = TaskFunction(plain, options)
+    made: TaskFunction[..., object] = TaskFunction(plain, options)
     for word, code in implementations.items():
         made.implementation(word, code)
     return made
@@ -268,13 +268,13 @@ def judged_by_caller(made: TaskFunction[P, R]) -> TaskFunction[P, R]:
     return made
 
 
-def _kernel_task(kernel: Any, options: dict[str, Any]) -> TaskFunction[..., Any]:
+def _kernel_task(kernel: Any, options: dict[str, Any]) -> TaskFunction[..., object]:
     words = options.pop("on", options.pop("kinds", None))
     if words is None:
         raise BadValueError(
             f"the kernel {kernel.entry} names no device", remedy='write hetero.task(kernel, on="opencl")'
         )
-    made: TaskFunction[..., Any] = TaskFunction(None, {"name": kernel.entry, **options})
+    made: TaskFunction[..., object] = TaskFunction(None, {"name": kernel.entry, **options})
     made.implementation(*((words,) if isinstance(words, str) else words), kernel)
     return made
 
@@ -294,7 +294,7 @@ def as_task(function: Any) -> TaskFunction[..., Any]:
             f"{function!r} is no function", remedy="give a function and its arguments: ctx.submit(f, x)"
         )
     source = source_of(function)
-    made: TaskFunction[..., Any] | None = source.plain_task
+    made: TaskFunction[..., object] | None = source.plain_task
     if made is None:
         made = TaskFunction(function, {"name": source.name}, source)
         made.is_plain = True

@@ -203,7 +203,7 @@ def run_through(layers: Sequence[Layer], sample: object) -> tuple[list[Layer], l
     return joined, values
 
 
-def _output(layer: Layer, value: Any, sample: Any) -> Any:
+def _output(layer: Layer, value: Any, sample: Any) -> object:
     module = copy.deepcopy(layer.module).eval()
     try:
         with torch.no_grad(), warnings.catch_warnings():

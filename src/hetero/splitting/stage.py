@@ -125,7 +125,7 @@ class _Stage:
     def forward(self, value: object, ids: Sequence[int] | None = None) -> Any:
         """Run the layers; with the ids of the samples, random numbers are theirs whoever computes them."""
         for number, layer in enumerate(self.module, self.first):
-            keyed: AbstractContextManager[Any] = nullcontext()
+            keyed: AbstractContextManager[object] = nullcontext()
             if ids is not None:
                 keyed = self.random.begin(self.step * self.layers + number, ids)
             with keyed:

@@ -192,7 +192,7 @@ def encode_state(state: object) -> bytes:
     return b"".join([_MAGIC, len(head).to_bytes(8, "little"), head, *writer.blocks])
 
 
-def decode_state(data: bytes) -> Any:
+def decode_state(data: bytes) -> object:
     """Read what `encode_state` wrote.
 
     Raises
@@ -231,7 +231,7 @@ def _pickled(state: object) -> bytes:
         raise SerialisationError(problem, remedy="give values, arrays or objects that can be pickled") from error
 
 
-def _unpickled(block: memoryview) -> Any:
+def _unpickled(block: memoryview) -> object:
     try:
         return cloudpickle.loads(block)
     except Exception as error:
@@ -297,7 +297,7 @@ _READERS: dict[str, Callable[[Any, list[memoryview]], object]] = {
 }
 
 
-def _read_tree(tree: object, blocks: list[memoryview]) -> Any:
+def _read_tree(tree: object, blocks: list[memoryview]) -> object:
     if isinstance(tree, list):
         return [_read_tree(each, blocks) for each in tree]
     if isinstance(tree, dict):

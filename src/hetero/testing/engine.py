@@ -206,7 +206,7 @@ def _bench(make_engine: Callable[[], Engine]) -> Iterator[Bench]:
 
 def _check_values(bench: Bench) -> None:
     large = np.arange(300_000, dtype=np.float64).reshape(300, 1000)
-    samples: list[Any] = [
+    samples: list[object] = [
         None, 1, -2.5, "text", b"bytes", True, [1, (2, {"a": 3})], large, large.T, large[::7, ::3],
         np.float32(1.5), np.array(["2026-01-01"], "datetime64[D]"), np.zeros((0, 3)), np.array(4), "x" * 200_000,
         {"a": large, "b": [large.astype(np.uint16)]},

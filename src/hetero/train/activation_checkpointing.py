@@ -98,7 +98,7 @@ def _held(module: torch.nn.Module, kind: Any, path: str = "") -> list[str]:
     return found
 
 
-def _twice(forward: Callable[..., object], random: KeyedRandom | None, *args: object, **kwargs: object) -> Any:
+def _twice(forward: Callable[..., object], random: KeyedRandom | None, *args: object, **kwargs: object) -> object:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     again = nullcontext if random is None else random.again()

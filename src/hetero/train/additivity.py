@@ -312,7 +312,7 @@ class _TrialModel(Judge):
 
     def _results(self, ids: Sequence[int]) -> dict[str, Any]:
         """Return what each module gives in a pass, those inside before those around them."""
-        found: dict[str, Any] = {}
+        found: dict[str, object] = {}
 
         def keep(name: str) -> Any:
             def hook(_: Any, __: Any, result: Any) -> None:
@@ -335,7 +335,7 @@ def _norm(tensors: Sequence[object]) -> float:
     return math.hypot(*(float(torch.linalg.vector_norm(_dense(tensor), dtype=torch.float64)) for tensor in tensors))
 
 
-def _dense(tensor: torch.Tensor) -> Any:
+def _dense(tensor: torch.Tensor) -> object:
     return tensor.to_dense() if tensor.is_sparse else tensor.detach()
 
 

@@ -136,7 +136,7 @@ class _Pace:
 
 def run_over(
     ctx: Context, devices: Sequence[Device], function: Callable[..., object], work: object, samples: object, count: int
-) -> list[Any]:
+) -> list[object]:
     """Run a function of (work, samples, begin, end) over all samples.
 
     Parameters
@@ -156,7 +156,7 @@ def run_over(
     from concurrent.futures import FIRST_COMPLETED, wait
 
     paces = [_Pace(device, task(function, on=(device.id,), name=function.__name__)) for device in devices]
-    found: dict[int, Any] = {}
+    found: dict[int, object] = {}
     place = 0
     while place < count or any(pace.queued for pace in paces):
         for pace in paces:
@@ -167,7 +167,7 @@ def run_over(
                 future = ctx.submit(pace.task, work, samples, place, end)
                 pace.queued.append((future, place, end))
                 place = end
-        waiting: list[Future[Any]] = [pace.queued[0][0] for pace in paces if pace.queued]
+        waiting: list[Future[object]] = [pace.queued[0][0] for pace in paces if pace.queued]
         wait(waiting, return_when=FIRST_COMPLETED)
         for pace in paces:
             while pace.queued and pace.queued[0][0].done():

@@ -374,7 +374,7 @@ def check_loss(loss: object) -> None:
 
 def seen(model: object, loss: object, optimizer: object = None) -> dict[str, Any]:
     """Return what the devices were sent of a model, a loss and an optimizer, by name, to compare with `difference`."""
-    found: dict[str, Any] = dict(_state_of(model, optimizer))
+    found: dict[str, object] = dict(_state_of(model, optimizer))
     for what, whole in (("", model), ("of the loss", loss)):
         if not isinstance(whole, torch.nn.Module):
             found[f"something {what} that it uses".strip()] = fingerprint(whole)
@@ -422,7 +422,7 @@ def _version(tensor: torch.Tensor) -> Any:
     return tensor.data_ptr(), tensor._version, tuple(tensor.shape)
 
 
-def fingerprint(value: object) -> Any:
+def fingerprint(value: object) -> object:
     """Return something small that differs when a value was changed in place: of tables, objects and arrays in them.
 
     Notes

@@ -87,7 +87,7 @@ class Samples:
 
     arrays: tuple[Any, ...] | None = None
     dataset: Any = None
-    collate: Callable[[list[Any]], object] | None = None
+    collate: Callable[[list[object]], object] | None = None
     augment: Callable[[Any], object] | None = None
     readers: int | None = None
     draw: Draw = Draw()

@@ -163,7 +163,7 @@ def _followed(
     tracker = MemTracker()
     tracker.track_external(model, optimizer, *_tensors(inputs), *_tensors(targets))
     half = HALF.get(precision)
-    narrow: AbstractContextManager[Any] = nullcontext() if half is None else torch.autocast("cpu", dtype=half)
+    narrow: AbstractContextManager[object] = nullcontext() if half is None else torch.autocast("cpu", dtype=half)
     with tracker:
         with narrow:
             losses = summed.each(call_model(model, inputs), targets)
@@ -193,10 +193,10 @@ def _peak(tracker: Any) -> dict[str, int]:
     return found
 
 
-def _fakes(model: Any, optimizer: Any) -> tuple[Any, Any]:
+def _fakes(model: Any, optimizer: Any) -> tuple[object, object]:
     """Return a twin of the model without contents, and an optimizer of the twin's parameters."""
     tensors = [*model.parameters(), *model.buffers()]
-    memo: dict[int, Any] = {id(tensor): _fake(tensor) for tensor in tensors}
+    memo: dict[int, object] = {id(tensor): _fake(tensor) for tensor in tensors}
     twin = copy.deepcopy(model, memo)
     if hasattr(optimizer, "param_groups"):
         memo[id(optimizer.state)] = defaultdict(dict)
@@ -213,7 +213,7 @@ def _free_of_frozen(model: Any) -> None:
                 module.register_buffer(name, parameter.data, persistent=False)
 
 
-def _fake(tensor: Any) -> Any:
+def _fake(tensor: Any) -> object:
     import torch
 
     empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
@@ -222,7 +222,7 @@ def _fake(tensor: Any) -> Any:
     return empty
 
 
-def _like(part: Any, samples: int | None) -> Any:
+def _like(part: Any, samples: int | None) -> object:
     """Return tensors of the shapes of a batch, with another number of samples where one is named."""
     import torch
 

@@ -37,7 +37,7 @@ class GroupLike(Protocol):
         ...
 
 
-_replaced: list[tuple[Any, str, Any]] = []
+_replaced: list[tuple[object, str, object]] = []
 
 
 def install(group_of: Callable[[], GroupLike | None]) -> None:

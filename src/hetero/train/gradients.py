@@ -213,7 +213,7 @@ class Gradients:
     def _exchange(self, bucket: Bucket, number: int, place: Any = None, extra: int = 0) -> GradientExchange:
         """Make the exchange of a bucket; a group's first step goes uncompressed where the order is to be learned."""
         mine = [self.parameters[index] for index in bucket.indices]
-        kind: Any = bucket.kind
+        kind: object = bucket.kind
         where = place or (mine[0].device if mine else "cpu")
         flat = torch.zeros(sum(p.numel() for p in mine) + extra, dtype=kind, device=where)
         shapes = [tuple(p.shape) for p in mine]
@@ -221,7 +221,7 @@ class Gradients:
             return GradientExchange(flat, shapes)
         return make_exchange(self.options, flat, shapes, number)
 
-    def _cut_up(self, row: _BucketRow) -> Iterator[tuple[int, Any]]:
+    def _cut_up(self, row: _BucketRow) -> Iterator[tuple[int, object]]:
         begin = 0
         for index in row.indices:
             like = self.parameters[index]
@@ -279,7 +279,7 @@ class Gradients:
     def take(self) -> None:
         """Take in what a backward pass has added; here it is already where it belongs."""
 
-    def _take_note(self, index: int) -> Any:
+    def _take_note(self, index: int) -> object:
         def come(_: object) -> None:
             self._used[index] = True
             if self._last_pass:

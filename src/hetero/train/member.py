@@ -153,7 +153,7 @@ class _Member(Membership):
         self.passes = PassLimit(self.kept_passes.load(), tell=self.tell_pass, keep=self._keep_passes)
         self.sharing: SharePlanner
         self.ahead = PrefetchingSamples(data, job.options.seed)
-        self._tried_shapes: tuple[Any, ...] = ()
+        self._tried_shapes: tuple[object, ...] = ()
         self.told_s = 0.0
         self.after_s = 0.0
         self.waited_s = 0.0
@@ -375,7 +375,7 @@ class _Member(Membership):
         self.totals = Totals()
         self.keep()
 
-    def _test(self) -> Any:
+    def _test(self) -> object:
         import torch
 
         from hetero.train.replica import Parts

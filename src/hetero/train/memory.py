@@ -282,7 +282,7 @@ def job_key(model: Any, loss: object, optimizer: object, samples: Samples, optio
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _shapes(part: Any) -> Any:
+def _shapes(part: Any) -> object:
     if isinstance(part, tuple | list):
         return [_shapes(one) for one in part]
     return [list(part.shape), str(part.dtype)] if hasattr(part, "shape") else type(part).__name__

@@ -51,7 +51,7 @@ def _reply(out: BinaryIO, answer: object, error: Exception | None = None) -> Non
     out.flush()
 
 
-def as_plain(value: Any) -> tuple[str, Any]:
+def as_plain(value: Any) -> tuple[str, object]:
     """Write a batch with arrays in the place of tensors, which pickle as plain bytes.
 
     Examples

@@ -388,7 +388,7 @@ class DeviceSum:
         self.rows += len(rows)
         return found.to(kind)
 
-    def _added(self, one: Any, other: Any) -> Any:
+    def _added(self, one: Any, other: Any) -> object:
         if self.backend.runs_python:
             return self.backend.run(lambda: one + other)
         return self.backend.run(_KERNELS[self.backend.device.backend], (one, other))

@@ -95,7 +95,7 @@ class ConvolutionLayout:
         self._hooks = [module.register_forward_pre_hook(_turned) for module in self._convolutions] if last else []
 
 
-def _turned(_: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _turned(_: Any, inputs: tuple[Any, ...]) -> tuple[object, ...]:
     first = inputs[0]
     form = _LAST.get(first.dim())
     return inputs if form is None else (first.to(memory_format=form), *inputs[1:])
@@ -188,12 +188,12 @@ class Judge:
             yield
 
 
-def made_on(place: Any) -> AbstractContextManager[Any]:
+def made_on(place: Any) -> AbstractContextManager[object]:
     """Return a context in which new tensors are made on a device; the host's loop around it is not affected."""
     return nullcontext() if place.type == "cpu" else place
 
 
-def _no_loss(*_: object) -> Any:
+def _no_loss(*_: object) -> object:
     raise BadValueError("there is no loss to evaluate with", remedy="give the Trainer one")
 
 
@@ -218,7 +218,7 @@ class ModelReplica(Judge):
     ) -> None:
         model, loss, optimizer = cloudpickle.loads(parts)
         self._modes = training_modes(model)
-        self.on_batch: Callable[[Any, Sequence[int]], None] | None = None
+        self.on_batch: Callable[[object, Sequence[int]], None] | None = None
         super().__init__(model, loss, options, place)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not trained:

@@ -41,7 +41,7 @@ def save_model(model: Any, path: str | Path, facts: Mapping[str, str], *, traine
 
     state = kept_state(model) if trained_only else model.state_dict()
     words = {"format": "pt", **facts, **({FROZEN: frozen_word(model)} if trained_only else {})}
-    kept: dict[str, Any] = {}
+    kept: dict[str, object] = {}
     aliases: dict[str, str] = {}
     homes: dict[tuple[object, ...], str] = {}
     for name, tensor in state.items():

@@ -25,13 +25,13 @@ __all__ = ["ScheduleHistory", "load_schedulers", "unstepped_scheduler"]
 _MOST_MET = 200_000
 
 
-def _holding(optimizer: object) -> list[Any]:
+def _holding(optimizer: object) -> list[object]:
     """Return the schedulers of torch's that hold an optimizer."""
     kind = torch.optim.lr_scheduler.LRScheduler
     return [one for one in _objects() if issubclass(type(one), kind) and getattr(one, "optimizer", None) is optimizer]
 
 
-def _objects() -> list[Any]:
+def _objects() -> list[object]:
     """Return all objects that the collector of cycles knows, also those that were frozen, which it does not name."""
     if not gc.get_freeze_count():
         return gc.get_objects()
@@ -255,7 +255,7 @@ def _not_reached(roots: Iterable[object], wanted: set[int]) -> set[int]:
     return wanted - met
 
 
-def _beside(one: object) -> Iterator[Any]:
+def _beside(one: object) -> Iterator[object]:
     """Yield what an object refers to; of a function, not all of its module, but the globals that its code names."""
     if isinstance(one, types.FunctionType):
         yield from (one.__closure__ or (), one.__defaults__ or (), one.__kwdefaults__ or {}, vars(one))

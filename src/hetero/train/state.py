@@ -35,7 +35,7 @@ __all__ = [
 _FORMAT = "hetero training state 1"
 _LENGTH_BYTES = 8
 
-_words: WeakKeyDictionary[Any, tuple[object, str]] = WeakKeyDictionary()
+_words: WeakKeyDictionary[object, tuple[object, str]] = WeakKeyDictionary()
 
 
 def pack(model: object, optimizer: Any, numbers: Sequence[float]) -> bytes:
@@ -52,7 +52,7 @@ def pack(model: object, optimizer: Any, numbers: Sequence[float]) -> bytes:
     """
     tensors = {f"model/{name}": tensor for name, tensor in kept_state(model).items()}
     kept = optimizer.state_dict()
-    plain: dict[str, dict[str, Any]] = {}
+    plain: dict[str, dict[str, object]] = {}
     for index, entries in kept["state"].items():
         for name, value in entries.items():
             if torch.is_tensor(value):
@@ -116,7 +116,7 @@ def _facts(data: bytes) -> dict[str, Any]:
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     try:
         header = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
-        facts: dict[str, Any] = json.loads(header["__metadata__"]["facts"])
+        facts: dict[str, object] = json.loads(header["__metadata__"]["facts"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FileError(f"this is no training state: {error}", remedy="use another checkpoint") from error
     if not isinstance(facts, dict):
@@ -146,9 +146,9 @@ def unpack(data: bytes, place: object = "cpu") -> tuple[dict[str, Any], dict[str
         tensors = load(data)
     except SafetensorError as error:
         raise FileError(f"this is no training state: {error}", remedy="use another checkpoint") from error
-    model: dict[str, Any] = {}
+    model: dict[str, object] = {}
     try:
-        state: dict[int, dict[str, Any]] = {int(index): dict(entries) for index, entries in facts["plain"].items()}
+        state: dict[int, dict[str, object]] = {int(index): dict(entries) for index, entries in facts["plain"].items()}
         groups, numbers = facts["groups"], facts["numbers"]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FileError(f"this is no training state: {error}", remedy="use another checkpoint") from error
@@ -195,7 +195,7 @@ def _load_optimizer(optimizer: Any, kept: dict[str, Any]) -> None:
     optimizer.param_groups = groups
 
 
-def _as_before(value: object, before: object) -> Any:
+def _as_before(value: object, before: object) -> object:
     return tuple(value) if isinstance(value, list) and isinstance(before, tuple) else value
 
 

@@ -59,7 +59,7 @@ class Range:
         """Values that are allowed if all are: both ends, or every choice."""
         return self.values
 
-    def on_grid(self) -> list[Any]:
+    def on_grid(self) -> list[object]:
         """Return the values that a grid tries.
 
         Examples

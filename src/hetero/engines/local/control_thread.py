@@ -140,8 +140,8 @@ class Control:
         done = msg.IMPORTED if tag == msg.IMPORT else msg.EXPORTED
         self._send((done, order, started_s, self._worker.clock.now_s() - started_s, answer))
 
-    def _import(self, key: Any, wire: tuple[Any, ...]) -> tuple[Any, ...]:
-        views: list[Any] = []
+    def _import(self, key: Any, wire: tuple[Any, ...]) -> tuple[object, ...]:
+        views: list[object] = []
         travelling = WireValue(*wire)
         wait_for_link(self._worker.device, sum([place[2] for place in travelling.places]))
         self.keep(key, self._worker.runner.to_device(self._worker.segments.value(travelling, views)))

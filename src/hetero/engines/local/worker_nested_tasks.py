@@ -179,12 +179,12 @@ class Spreading:
         """Read a value; its buffers are copied, since their places are the program's."""
         if wire is None:
             return self._worker.control.kept(key)
-        views: list[Any] = []
+        views: list[object] = []
         value = self._worker.segments.value(WireValue(*wire), views)
         self._worker.segments.release(views)
         return value
 
-    def _fetch(self, number: int) -> Any:
+    def _fetch(self, number: int) -> object:
         """Ask for a value that lies on a device, and wait for it."""
         self._fetched[number] = None
         try:

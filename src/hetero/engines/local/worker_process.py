@@ -106,7 +106,7 @@ class WorkerProcess:
     def _send_rows(self, rows: list[object]) -> None:
         self.send((msg.DONE, rows))
 
-    def _group_message(self, seq: int) -> tuple[int, int, Any]:
+    def _group_message(self, seq: int) -> tuple[int, int, object]:
         """Return the next message for the running member of a group; later runs keep their turn.
 
         A cancellation takes effect only while nothing has been half read.
@@ -235,7 +235,7 @@ class WorkerProcess:
         if self._pending:
             self.take(self._pending.pop(0))
 
-    def suspend(self, awaits: int) -> tuple[Any, ...]:
+    def suspend(self, awaits: int) -> tuple[object, ...]:
         """Release the device for others, and tell so; returns what `resume` needs."""
         left_s = self.clock.now_s()
         before = (self.running, self.task, self.timing, left_s, self._waiting)
@@ -270,7 +270,7 @@ class WorkerProcess:
         timing = self.timing
         timing.start()
         self.slot[0] = job.seq
-        views: list[Any] = []
+        views: list[object] = []
         try:
             outcome = self._call(job, views)
             answer = self._result(job, outcome)

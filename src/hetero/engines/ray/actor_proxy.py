@@ -113,7 +113,7 @@ class ActorProxy:
         self._greeting._on_completed(self._in_hub(partial(self._greeted, handle, host)))
         self._context.hub.at(self._context.start_s, partial(self._too_late, handle))
 
-    def _in_hub(self, handler: Callable[[Any], None]) -> Callable[[Any], None]:
+    def _in_hub(self, handler: Callable[[object], None]) -> Callable[[Any], None]:
         return lambda answer: self._context.hub.call(partial(handler, answer))
 
     def _too_late(self, handle: object) -> None:

@@ -120,7 +120,7 @@ class ActorWorker:
         self._trouble = ""
         self._opened = False
         self._task: int | None = None
-        self._records: list[dict[str, Any]] = []
+        self._records: list[dict[str, object]] = []
         self._levels = entry.setup.levels
         self._adopt_setup(entry.setup)
         try:
@@ -175,7 +175,7 @@ class ActorWorker:
             self._kept.wait_for_drops(drops)
         if self._cancellation.thread != threading.get_ident():
             self._bind_thread()
-        large: list[Any] = []
+        large: list[object] = []
         notes: list[TaskNote] = []
         rows = [self._attempt(ActorCall._make(fields), peers, parts, large, notes, len(jobs) > 1) for fields in jobs]
         records, self._records = self._records, []

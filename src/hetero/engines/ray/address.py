@@ -145,7 +145,7 @@ def _answer(address: str) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             asking.kill()
             return {"error": f"no answer in {ANSWER_S:g} s"}
-    answer: dict[str, Any] = json.loads(lines[-1]) if lines else {"error": "its answer could not be read"}
+    answer: dict[str, object] = json.loads(lines[-1]) if lines else {"error": "its answer could not be read"}
     return answer
 
 

@@ -109,7 +109,7 @@ class HostMonitor:
             watched.node_id = ""
 
 
-def _start_heartbeat(host: Host) -> Any:
+def _start_heartbeat(host: Host) -> object:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

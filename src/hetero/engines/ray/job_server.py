@@ -40,7 +40,7 @@ _log = logging.getLogger("hetero.job_server")
 
 FILE = "job_server"
 """In the node's folder: the address, as soon as it listens."""
-LAST: dict[str, Any] = {"last": True}
+LAST: dict[str, object] = {"last": True}
 """The last answer to a request: answers that end without it were cut off."""
 
 _BACKLOG = 128

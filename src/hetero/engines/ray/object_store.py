@@ -71,7 +71,7 @@ class StoredPayload(Payload):
         return load(self.body, buffers)
 
 
-def _bytes_of(part: StoredBuffer) -> Any:
+def _bytes_of(part: StoredBuffer) -> object:
     import ray
 
     try:

@@ -147,7 +147,7 @@ def failure_of(kind: object, message: str, blob: bytes | None, text: str) -> Fai
 @functools.cache
 def _pickler() -> Any:
     class Pickler(cloud_pickler()):  # type: ignore[misc]
-        def reducer_override(self, value: object) -> Any:
+        def reducer_override(self, value: object) -> object:
             if isinstance(value, BaseException):
                 return _restored, (_dumped(value, _LONGEST_CHAIN - 1),)
             return super().reducer_override(value)
@@ -358,7 +358,7 @@ def _stand_in(name: str, bases: tuple[tuple[str, str], ...]) -> type[BaseExcepti
 
 def _imported(module: str, path: str) -> type[BaseException] | None:
     try:
-        found: Any = importlib.import_module(module)
+        found: object = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
     except BaseException:  # noqa: BLE001  importing a user's module may raise anything

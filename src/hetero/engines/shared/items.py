@@ -247,7 +247,7 @@ class Items:
         payload = self.payload(number)
         return (payload.wire(), None), payload
 
-    def for_thread(self, number: int, kept: Callable[[Any], object], holder: Holder) -> Any:
+    def for_thread(self, number: int, kept: Callable[[Any], object], holder: Holder) -> object:
         """Return the value of an item to a worker thread."""
         item = self.find(number)
         replica = item.on(holder)

@@ -557,7 +557,7 @@ class SharedMappings:
         views.extend(map(weakref.ref, buffers))
         return load(body, buffers, items)
 
-    def _view(self, number: int, offset: int, nbytes: int) -> Any:
+    def _view(self, number: int, offset: int, nbytes: int) -> object:
         spared = None if self._limit is None else self._limit.spare(nbytes)
         return self.segment(number).view(offset, nbytes, spared)
 

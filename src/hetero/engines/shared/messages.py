@@ -44,7 +44,7 @@ class Hello(NamedTuple):
     pool_bytes: int
     running_slot: int
     stderr_fd: int
-    features: dict[str, Any]
+    features: dict[str, object]
     path: list[str]
     whole_path: bool
     transport: Transport

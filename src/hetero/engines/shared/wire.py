@@ -91,7 +91,7 @@ def _array(data: Any, dtype: str, shape: tuple[int, ...], order: Any) -> NDArray
     return (flat if flat.flags.writeable else flat.copy()).reshape(shape, order=order)
 
 
-def _scalar(dtype: str, data: bytes) -> Any:
+def _scalar(dtype: str, data: bytes) -> object:
     return np.frombuffer(data, dtype)[0]
 
 
@@ -107,7 +107,7 @@ def _named(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in _PLAIN_KINDS | _TEXT_KINDS and dtype.itemsize > 0 and np.dtype(dtype.str) == dtype
 
 
-def _reduce_array(array: NDArray[Any]) -> Any:
+def _reduce_array(array: NDArray[Any]) -> object:
     if not _named(array.dtype):
         return array.__reduce_ex__(5)
     order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
@@ -116,7 +116,7 @@ def _reduce_array(array: NDArray[Any]) -> Any:
     return _array, (pickle.PickleBuffer(plain), array.dtype.str, array.shape, order)
 
 
-def _reduce_own(value: Any) -> Any:
+def _reduce_own(value: Any) -> object:
     """Reduce what both picklers know: arrays, NumPy scalars, references to items."""
     kind = type(value)
     if kind is np.ndarray:
@@ -142,7 +142,7 @@ def cloud_pickler() -> Any:
     import cloudpickle
 
     class CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
-        def reducer_override(self, value: object) -> Any:
+        def reducer_override(self, value: object) -> object:
             reduced = _reduce_own(value)
             if reduced is NotImplemented and type(value).__module__ == "torch":
                 reduced = _reduce_tensor(value)
@@ -156,7 +156,7 @@ def cloud_pickler() -> Any:
     return CloudPickler
 
 
-def _with_slots(kind: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+def _with_slots(kind: type, reduced: tuple[Any, ...]) -> tuple[object, ...]:
     """Return how a class travels by value, with slots also where it arrives.
 
     cloudpickle makes a class without slots first and sets `__slots__` as an attribute of it: its instances would
@@ -177,7 +177,7 @@ def _with_slots(kind: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     return make, (*given, {**keywords, "__slots__": slots}, tracker, extra), (content, *others), *rest
 
 
-def _reduce_tensor(value: Any) -> Any:
+def _reduce_tensor(value: Any) -> object:
     if type(value).__name__ != "Tensor" or value.requires_grad or value.device.type != "cpu":
         return NotImplemented
     try:

@@ -111,7 +111,7 @@ class EarliestFinishTime:
         return proposals, memory
 
 
-def _contenders(view: View, ready: Sequence[ReadyTask]) -> Any:
+def _contenders(view: View, ready: Sequence[ReadyTask]) -> object:
     """Return the columns of the only devices that these tasks could get; on small fleets, and where in doubt, all.
 
     Notes

@@ -139,8 +139,19 @@ def test_a_script_has_the_path_and_the_streams_that_python_gives_it(encoding: st
     assert b"program.py" in plain.stdout
 
 
-def test_what_a_program_printed_stands_before_its_traceback(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text("print('before')\n1 / 0\n")
+ENDS = [
+    "print('before')\n1 / 0\n",
+    "class Stop(BaseException): pass\ntry:\n    {}[0]\nexcept KeyError:\n    raise Stop('own')\n",
+    "import sys\ndef hook(*_): raise ValueError('hook')\nsys.excepthook = hook\n1 / 0\n",
+    "import sys\nsys.excepthook = None\n1 / 0\n",
+    "import sys\ndel sys.excepthook\n1 / 0\n",
+    "import atexit, sys\natexit.register(lambda: print(sys.last_type, sys.last_value))\n1 / 0\n",
+]
+
+
+@pytest.mark.parametrize("text", ENDS)
+def test_a_program_ends_with_the_words_of_python_in_their_order(text: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(text)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     plain, ours = (
         subprocess.run(
@@ -151,7 +162,7 @@ def test_what_a_program_printed_stands_before_its_traceback(tmp_path: Path) -> N
         for words in ((), ("-m", "hetero", "run"))
     )  # fmt: skip
     assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
-    assert plain.stdout.startswith(b"before")
+    assert b"Traceback" in plain.stdout
 
 
 def test_an_interrupted_program_exits_130_and_leaves_no_worker(script: Any) -> None:

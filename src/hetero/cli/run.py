@@ -132,16 +132,38 @@ def _execute(code: types.CodeType, script: str, args: list[str]) -> None:
     except KeyboardInterrupt:
         say("hetero: interrupted", to=sys.stderr)
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-    except Exception as error:  # noqa: BLE001  the script's own, told as python tells it
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001  the script's own, told as python tells it
         _end_with_traceback(error, own_frames=1)
 
 
-def _end_with_traceback(error: Exception, own_frames: int) -> NoReturn:
+def _end_with_traceback(error: BaseException, own_frames: int) -> NoReturn:
     """Print an exception without our own frames, as python would, and exit 1."""
+    told = _told(error, own_frames)
+    sys.last_type, sys.last_value, sys.last_traceback = told
+    with suppress(Exception):  # what was printed before comes first, also where both go to one file
+        sys.stdout.flush()
+    try:
+        sys.excepthook(*told)
+    except SystemExit:
+        raise
+    except BaseException as other:  # noqa: BLE001  what the script has put there may do anything
+        missing = not hasattr(sys, "excepthook")
+        print("sys.excepthook is missing" if missing else "Error in sys.excepthook:", file=sys.stderr)
+        if not missing:
+            other.__context__ = None if other.__context__ is error else other.__context__
+            sys.__excepthook__(*_told(other, 1))
+            print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(*told)
+    raise typer.Exit(ExitCode.FAILED)
+
+
+def _told(
+    error: BaseException, own_frames: int
+) -> tuple[type[BaseException], BaseException, types.TracebackType | None]:
+    """Return what an excepthook takes, without our own frames."""
     trace = error.__traceback__
     for _ in range(own_frames):
         trace = trace.tb_next if trace is not None else None
-    with suppress(Exception):  # what was printed before comes first, also where both go to one file
-        sys.stdout.flush()
-    sys.excepthook(type(error), error.with_traceback(trace), trace)
-    raise typer.Exit(ExitCode.FAILED)
+    return type(error), error.with_traceback(trace), trace

@@ -83,7 +83,7 @@ def _descriptor(path: Path) -> None:
 
 def _probes() -> list[bytes]:
     from hetero.backends.base import Found
-    from hetero.backends.portable import found_to
+    from hetero.backends.probe import found_to
     from hetero.backends.registry import load
     from hetero.model.device import Device, DeviceType
     from hetero.session.disk_cache import backend_key

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from hetero.backends import probe
 from hetero.backends.base import Found
-from hetero.cli.device_rows import DeviceRow, rows_of
-from hetero.cli.devices import notes, table
+from hetero.cli.devices import DeviceRow, notes, rows_of, table
 from hetero.cli.main import app
 from hetero.model.device import Device, DeviceType
 

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 import hetero
-from hetero.batch.base import Piece, Source
-from hetero.batch.errors import BadRecordsError, PriceLimitError, TimeLimitError
+from hetero.batch.base import BadRecordsError, Piece, PriceLimitError, Source, TimeLimitError
 from hetero.batch.merges import Histogram, TopK
 from hetero.batch.options import BatchLimits, BatchOptions
 from hetero.errors import BadValueError, HeteroError, NothingFitsError

@@ -11,8 +11,8 @@ import pytest
 
 import hetero
 from hetero.backends.host import PackageEnergy
+from hetero.batch.base import EnergyLimitError
 from hetero.batch.budget import EnergyMeter
-from hetero.batch.errors import EnergyLimitError
 from hetero.batch.options import BatchLimits, BatchOptions
 from hetero.batch.recipe import read_batch_recipe
 from hetero.floor.errors import BadValueError

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 import hetero
-from hetero.batch.errors import BadRecordsError
+from hetero.batch.base import BadRecordsError
 from hetero.batch.options import BatchOptions
 from hetero.errors import BadValueError, HeteroError
 from tests.s3_server import s3_server

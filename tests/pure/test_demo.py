@@ -10,8 +10,18 @@ import pytest
 from rich.console import Console
 
 from hetero.demo.jobs import Checked, Cholesky, Diffusion, trsm
-from hetero.demo.results import DemoResult, DeviceResult, JobResult
-from hetero.demo.run import DemoPrinter, _trace_path, made_unequal, precision, read_field, synthetic_field, usable
+from hetero.demo.run import (
+    DemoPrinter,
+    DemoResult,
+    DeviceResult,
+    JobResult,
+    _trace_path,
+    made_unequal,
+    precision,
+    read_field,
+    synthetic_field,
+    usable,
+)
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.model.device import Device, DeviceType
 

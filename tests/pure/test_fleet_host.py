@@ -8,7 +8,7 @@ import pytest
 
 from hetero.backends import host
 from hetero.backends.nvidia import GpuReading, NvLink, links_of, pcie_bytes_per_s, status_of
-from hetero.backends.portable import found_from
+from hetero.backends.probe import found_from
 from hetero.model.device import DeviceStatus
 from hetero.session.disk_cache import DiskCache
 from hetero.session.fleet import _remembered

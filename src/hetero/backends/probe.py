@@ -11,21 +11,21 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import hetero
 from hetero.backends import registry
 from hetero.backends.base import Found, Speed
-from hetero.backends.portable import device_from, device_to, found_from, found_to
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import HeteroError
 from hetero.floor.platform import child_environment, die_with_parent, environment
-from hetero.model.device import Device
+from hetero.model.device import Device, DeviceType
 
-__all__ = ["Answer", "ask", "measure", "probe"]
+__all__ = ["Answer", "ask", "device_from", "device_to", "found_from", "found_to", "measure", "probe"]
 
 DEADLINE_S = 60.0
 _KILLED_S = 5.0
@@ -181,3 +181,59 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stderr.flush()
     os._exit(code)
+
+
+# --- portable runtimes --------------------------------------------------------------------------------------
+
+_TUPLES = ("cpus", "silicon")
+_KINDS: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "DeviceType": (str,),
+    "int": (int,),
+    "bool": (bool,),
+    "float": (float, int),
+    "int | None": (int, type(None)),
+    "float | None": (float, int, type(None)),
+}
+
+
+def device_to(device: Device) -> dict[str, object]:
+    """Return a device as plain values.
+
+    Examples
+    --------
+    >>> gpu = Device("h0/cuda:0", "cuda", DeviceType("GPU"), "torch", silicon=("h0/cuda0",))
+    >>> device_from(device_to(gpu)) == gpu
+    True
+    """
+    plain = {field.name: getattr(device, field.name) for field in fields(device)}
+    return plain | {name: list(plain[name]) for name in _TUPLES} | {"type": str(device.type)}
+
+
+def device_from(plain: Mapping[str, Any]) -> Device:
+    """Create a device of plain values; raises KeyError, TypeError or ValueError when they do not describe one."""
+    given = dict(plain)
+    for name in _TUPLES:
+        given[name] = tuple(given[name])
+    for field in fields(Device):
+        kinds = _KINDS.get(str(field.type))
+        if kinds is not None and field.name in given and type(given[field.name]) not in kinds:
+            raise TypeError(f"{field.name} of a device is {given[field.name]!r}")
+    if not all(isinstance(chip, str) for chip in given["silicon"]):
+        raise TypeError("the silicon of a device is named by texts")
+    given["type"] = DeviceType(given["type"])
+    return Device(**given)
+
+
+def found_to(found: Found) -> dict[str, object]:
+    """Return a finding as plain values."""
+    return found._asdict() | {"device": None if found.device is None else device_to(found.device)}
+
+
+def found_from(plain: Mapping[str, Any]) -> Found:
+    """Create a finding of plain values; raises as `device_from` does."""
+    device = plain["device"]
+    texts = [plain["backend"], plain["reason"], plain["remedy"]]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("a finding's words are text")
+    return Found(None if device is None else device_from(device), *texts)

@@ -12,7 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-__all__ = ["BadRecord", "Found", "Job", "Part", "Piece", "Place", "Sink", "Source"]
+from hetero.floor.errors import HeteroError
+
+__all__ = [
+    "BadRecord",
+    "BadRecordsError",
+    "EnergyLimitError",
+    "Found",
+    "Job",
+    "Part",
+    "Piece",
+    "Place",
+    "PriceLimitError",
+    "Sink",
+    "Source",
+    "TimeLimitError",
+    "WrongResultError",
+]
 
 Found = Literal["refuse", "resume", "overwrite"]
 """What to do where a sink holds something already."""
@@ -246,3 +262,26 @@ class Sink(ABC):
     def bad(self) -> tuple[BadRecord, ...]:
         """Return the bad records of the parts that `open` named."""
         return ()
+
+
+# --- errors -------------------------------------------------------------------------------------------------
+
+
+class BadRecordsError(HeteroError):
+    """More records have no result than the error budget allows."""
+
+
+class TimeLimitError(HeteroError, TimeoutError):
+    """The whole took longer than its limit; what is done is kept where the sink keeps it."""
+
+
+class PriceLimitError(HeteroError):
+    """The whole cost more than its limit; what is done is kept where the sink keeps it."""
+
+
+class EnergyLimitError(HeteroError):
+    """The whole took more energy than its limit; what is done is kept where the sink keeps it."""
+
+
+class WrongResultError(HeteroError, ValueError):
+    """The function gave back something else than one result for each record."""

@@ -12,7 +12,7 @@ import psutil
 
 from hetero.backends.host import PackageEnergy
 from hetero.batch.availability import told_of
-from hetero.batch.errors import EnergyLimitError, PriceLimitError, TimeLimitError
+from hetero.batch.base import EnergyLimitError, PriceLimitError, TimeLimitError
 from hetero.batch.options import CheckedLimits
 from hetero.batch.outcome import DeviceStatistics
 from hetero.catalog import load as catalog

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hetero.batch.availability import local_now
-from hetero.batch.base import BadRecord, Piece, Source
+from hetero.batch.base import BadRecord, BadRecordsError, Piece, Source
 from hetero.batch.budget import RunSpending
 from hetero.batch.committing import Committer, Entry
-from hetero.batch.errors import BadRecordsError
 from hetero.batch.options import BatchRequest
 from hetero.batch.outcome import BatchOutcome, DeviceStatistics
 from hetero.batch.reader import ItemBatch, Reader

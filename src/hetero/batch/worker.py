@@ -15,7 +15,7 @@ import cloudpickle
 import numpy as np
 
 from hetero.batch.availability import OtherUsers
-from hetero.batch.errors import WrongResultError
+from hetero.batch.base import WrongResultError
 from hetero.batch.functions import Prepared
 from hetero.batch.merges import Merge
 from hetero.batch.records import count, is_records, is_table, packed, size_bytes, unpacked, without

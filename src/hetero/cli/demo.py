@@ -15,7 +15,7 @@ from hetero.cli.output import is_quiet, print_json, say
 from hetero.floor.errors import ExitCode
 
 if TYPE_CHECKING:
-    from hetero.demo.results import DemoResult
+    from hetero.demo.run import DemoResult
 
 __all__ = ["demo"]
 

@@ -5,30 +5,90 @@ In: what the back ends found, or a configuration. Out: a table for people, or on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from hetero.backends.base import Found
 from hetero.cli.options import Address, AsJson, Config, Devices, Engine, Settings
 from hetero.cli.output import console, print_json
 from hetero.floor.text import single_line
 from hetero.floor.units import format_bytes
+from hetero.model.device import Device, DeviceStatus
+from hetero.session.fleet_speed import status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import RenderableType
 
-    from hetero.cli.device_rows import DeviceRow
     from hetero.model.device import Device
     from hetero.model.topology import Link
 
-__all__ = ["devices", "notes", "table"]
+__all__ = ["DeviceRow", "devices", "notes", "rows_of", "table"]
+
+_FIELDS = ("id", "name", "kind", "type", "backend", "cores", "memory_bytes", "memory_limit_bytes", "driver")
+_MORE_FIELDS = ("flop_per_s", "bytes_per_s", "throttle_frac", "simulated", "silicon")
+
+
+class DeviceRow(NamedTuple):
+    """One line of the list.
+
+    Attributes
+    ----------
+    device : what is known of the device, None when nothing enumerated
+    backend : name of the back end
+    status : 'ready', 'left out', 'broken' or 'missing'
+    reason : why it is not ready, '' when it is
+    remedy : how to get it, '' when nothing helps
+    now : what the device reports of itself
+    """
+
+    device: Device | None
+    backend: str
+    status: str
+    reason: str = ""
+    remedy: str = ""
+    now: DeviceStatus = DeviceStatus()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values; what is unknown is None."""
+        facts = {field: getattr(self.device, field, None) for field in (*_FIELDS, *_MORE_FIELDS)}
+        said = {"backend": self.backend, "status": self.status, "reason": self.reason, "remedy": self.remedy}
+        return {**facts, **said, "now": self.now.as_dict()}
+
+
+def rows_of(
+    found: Iterable[Found], chosen: Sequence[Device], left_out: Sequence[tuple[Device, str]], watch_s: float = 0.0
+) -> tuple[DeviceRow, ...]:
+    """Return the devices in use, those left out, the broken and the missing, in this order.
+
+    Parameters
+    ----------
+    found, chosen, left_out : of a survey, and of the choice made among it
+    watch_s : s to watch the devices for, to tell how busy they are; 0 tells nothing of it
+    """
+    states = zip(chosen, status(chosen, watch_s), strict=True)
+    unsound = [each for each in found if each.reason]
+    return (
+        *(DeviceRow(device, device.backend, "ready", now=now) for device, now in states),
+        *(DeviceRow(device, device.backend, "left out", reason, _by_name(device)) for device, reason in left_out),
+        *(DeviceRow(each.device, each.backend, "broken", each.reason, each.remedy) for each in unsound if each.device),
+        *(
+            DeviceRow(None, each.backend, "missing", each.reason, each.remedy)
+            for each in unsound
+            if each.device is None
+        ),
+    )
+
+
+def _by_name(device: Device) -> str:
+    return f"to use it, name it, as in: --devices {device.label}"
 
 
 def devices(
@@ -42,7 +102,6 @@ def devices(
     json: AsJson = False,
 ) -> None:
     """List this host's devices, and why one is not used."""
-    from hetero.cli.device_rows import rows_of
     from hetero.cli.options import as_setting
     from hetero.session.fleet import choose, remarks, survey
 
@@ -196,8 +255,8 @@ def notes(rows: Sequence[DeviceRow], remarks: Sequence[str] = (), probed: bool =
     """Yield what stands below the table: remarks, who is not in use, why, and what would change it."""
     if remarks:
         yield Text("\n" + "\n".join(map(single_line, remarks)))
-    for status, title in (("left out", "Left out"), ("broken", "Broken"), ("missing", "Not here")):
-        here = [row for row in rows if row.status == status]
+    for word, title in (("left out", "Left out"), ("broken", "Broken"), ("missing", "Not here")):
+        here = [row for row in rows if row.status == word]
         if here:
             yield Text(f"\n{title}", style="bold")
             yield _reasons(here)

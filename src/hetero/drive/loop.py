@@ -226,7 +226,7 @@ class Loop:
 
     @property
     def machine(self) -> Machine:
-        """The core, for what may be read while another thread changes it; whoever needs more asks by `look`.
+        """The core, for what may be read while another thread changes it; whoever needs more calls `ask`.
 
         It is handed out without waiting for the token: threads that read from workers must never be held up.
         """

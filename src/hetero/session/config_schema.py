@@ -7,6 +7,7 @@ It must not open files or look for devices; only this module imports pydantic.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import (
@@ -19,22 +20,55 @@ from pydantic import (
     field_validator,
 )
 
+from hetero.backends import registry as backends
 from hetero.floor.errors import BadValueError, ConfigError, HeteroError, did_you_mean
 from hetero.floor.units import parse_bandwidth, parse_bytes, parse_seconds, shown
-from hetero.session.config_words import (
-    ENGINES,
-    ISOLATIONS,
-    MOST_PORT,
-    PROFILERS,
-    PROTOCOLS,
-    backend_words,
-    device_words,
-    policy_words,
-)
+from hetero.model.device import TYPE_WORDS
+from hetero.plan.policies import registry as policies
 from hetero.session.config_yaml import Key, Tree
 from hetero.session.fleet_build import parse_spec, refuse_cores
 
-__all__ = ["DeviceKeys", "Mistake", "MistakesError", "Root", "check", "normal_form"]
+__all__ = [
+    "ENGINES",
+    "ISOLATIONS",
+    "MOST_PORT",
+    "PROFILERS",
+    "PROTOCOLS",
+    "DeviceKeys",
+    "Mistake",
+    "MistakesError",
+    "Root",
+    "backend_words",
+    "check",
+    "device_words",
+    "normal_form",
+    "policy_words",
+]
+
+ENGINES = ("local", "inline", "ray")
+ISOLATIONS = ("process", "thread")
+PROFILERS = ("torch",)
+MOST_PORT = 65_535
+PROTOCOLS = ("auto", "shared_memory", "tcp", "rdma", "nccl")
+
+
+@cache
+def policy_words() -> tuple[str, ...]:
+    """Return the names of the policies that are installed."""
+    return policies.names()
+
+
+def backend_words() -> tuple[str, ...]:
+    """Return the names of the back ends that are installed."""
+    return backends.names()
+
+
+@cache
+def device_words() -> tuple[str, ...]:
+    """Return the words that name devices: broad types, kinds, then the labels of back ends."""
+    broad = TYPE_WORDS[: TYPE_WORDS.index("null")]
+    others = sorted(set(backends.device_words()) - set(broad), key=lambda word: ("-" in word, word))
+    return (*broad, *others)
 
 
 class Mistake(NamedTuple):

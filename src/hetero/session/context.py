@@ -30,8 +30,7 @@ from hetero.session.asyncio_twins import AsyncTwins
 from hetero.session.callbacks import Callbacks
 from hetero.session.futures import Future, R, bind, refuse_held
 from hetero.session.identity import call_identity, value_identity
-from hetero.session.lease_options import LeaseOptions, shows_lease_options
-from hetero.session.options import ContextOptions, Fleet
+from hetero.session.options import ContextOptions, Fleet, LeaseOptions, shows_lease_options
 from hetero.session.profiling import Profiling
 from hetero.session.requests import limited
 from hetero.session.run_server import publish
@@ -581,7 +580,7 @@ class Context(AsyncTwins):
         return f"<hetero.Context {', '.join(device.short for device in self.devices)}; {state}>"
 
     def _repr_html_(self) -> str:
-        from hetero.session.notebook import context_html
+        from hetero.session.explain import context_html
 
         return context_html(self)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from hetero.backends import probe, registry
 from hetero.backends.base import Found
-from hetero.backends.portable import found_from, found_to
+from hetero.backends.probe import found_from, found_to
 from hetero.floor.clock import wall_time_s
 from hetero.floor.errors import BadValueError, ConfigError
 from hetero.model.device import Device

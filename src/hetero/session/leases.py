@@ -30,7 +30,7 @@ from hetero.model.events import LeaseAsked, LeaseRefused, LeaseReleased, LeaseRe
 from hetero.model.leases import LeasePhase, LeaseRequest
 from hetero.model.leases import LeaseState as LeaseValue
 from hetero.model.tasks import Request
-from hetero.session.lease_options import LeaseOptions, lease_request, shows_lease_options
+from hetero.session.options import LeaseOptions, lease_request, shows_lease_options
 from hetero.session.tasks import TaskFunction, as_task
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from hetero.floor.errors import BadValueError, MissingPackageError
 from hetero.floor.listening import Listening, Verdict
 from hetero.model.annotations import TrainingEpoch, TrainingStep
 from hetero.model.events import TaskFailed, TaskFinished
-from hetero.session.config_words import MOST_PORT
+from hetero.session.config_schema import MOST_PORT
 
 if TYPE_CHECKING:
     from hetero.session.context import Context

@@ -17,8 +17,9 @@ from hetero.model.graph import GraphDevice, GraphEdge, GraphTask, TaskGraph
 from hetero.model.topology import Link, MemoryNode, Topology
 from hetero.plan.bounds.graph import area_bound, critical_path_bound, grain, least_heads, least_tails, priced_seconds
 from hetero.plan.graph_search.annealing import Annealing, Hopping, Recreation
-from hetero.plan.graph_search.combined import BestSchedule, Justification, search
+from hetero.plan.graph_search.combined import BestSchedule, search
 from hetero.plan.graph_search.evolution import Evolution
+from hetero.plan.graph_search.justification import Justification
 from hetero.plan.graph_search.portfolio import portfolio
 from hetero.plan.graph_search.windows import ExactLimits, improve
 from hetero.plan.planners.heuristics import PLANNERS, planner

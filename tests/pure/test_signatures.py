@@ -103,6 +103,17 @@ def test_a_class_name_means_one_thing() -> None:
     assert twice == {"Split"}, "what `hetero.train.split` makes, and the command that traces know by this name"
 
 
+def test_what_a_module_does_as_a_program_stands_at_its_end() -> None:
+    """What follows would not be defined when the program runs."""
+    early = [
+        str(path)
+        for path, tree in trees()
+        for node in tree.body[:-1]
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+    ]
+    assert early == []
+
+
 def test_options_of_a_context_are_its_keywords_and_keys_of_its_configuration() -> None:
     options = {each.name for each in fields(ContextOptions)}
     assert set(inspect.signature(hetero.Context).parameters) - {"devices", "options"} <= options

@@ -176,13 +176,6 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    # A driver's library may crash while it unloads, after the answer was given.
-    code = main(sys.argv[1:])
-    sys.stderr.flush()
-    os._exit(code)
-
-
 # --- portable runtimes --------------------------------------------------------------------------------------
 
 _TUPLES = ("cpus", "silicon")
@@ -237,3 +230,10 @@ def found_from(plain: Mapping[str, Any]) -> Found:
     if not all(isinstance(text, str) for text in texts):
         raise TypeError("a finding's words are text")
     return Found(None if device is None else device_from(device), *texts)
+
+
+if __name__ == "__main__":
+    # A driver's library may crash while it unloads, after the answer was given.
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)

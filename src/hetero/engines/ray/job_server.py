@@ -203,10 +203,6 @@ def main() -> None:
     server.serve(node.is_running)
 
 
-if __name__ == "__main__":
-    main()
-
-
 # --- jobs ---------------------------------------------------------------------------------------------------
 
 _LOOK_S_jobs = 0.1
@@ -439,3 +435,7 @@ def _exit_code(word: str, code: int | None) -> int:
     if code is None:
         return 1 if word == "failed" else 0
     return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,7 @@ import numpy as np
 
 from hetero.plan.bounds.graph import priced_seconds
 from hetero.plan.graph_search.annealing_kernels import walk
-from hetero.plan.graph_search.combined import Justification
+from hetero.plan.graph_search.justification import Justification
 from hetero.plan.graph_search.walk_kernels import BEST, Walk, begin
 from hetero.plan.planners.list_scheduling import order_of, schedule_by_keys, timed_schedule
 from hetero.plan.problem import Floats, Ints, Problem, Timeline

@@ -81,7 +81,8 @@ SUBJECTS: dict[str, Subject] = {
         (*(f"pure/test_{name}.py" for name in _CORE_TESTS), *(f"sim/test_{name}.py" for name in _SIM_TESTS)),
     ),
     "policies": Subject(
-        ("plan/policies/*.py",), ("pure/test_policies.py", "pure/test_policy_rules.py", "sim/test_decisions.py")
+        ("plan/policies/*.py",),
+        ("pure/test_policies.py", "pure/test_policy_rules.py", "sim/test_decisions.py", "sim/test_planned.py"),
     ),
     "shares": Subject(
         ("plan/training/shares.py", "train/share_planner.py"), ("pure/test_shares.py", "pure/test_share_planner.py")

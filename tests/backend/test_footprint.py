@@ -10,6 +10,8 @@ import pytest
 import hetero
 from hetero.errors import BadValueError
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch")
 nn = torch.nn
 

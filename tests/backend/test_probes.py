@@ -17,6 +17,8 @@ from hetero.floor import settings
 from hetero.session import fleet
 from hetero.session.disk_cache import DiskCache
 
+pytestmark = pytest.mark.slow
+
 _PLUGIN = """
 import os, time
 from hetero.backends.base import Found

@@ -20,6 +20,8 @@ import pytest
 from hetero.comm.group import Group
 from hetero.errors import BadValueError, HeteroError
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 

@@ -13,6 +13,8 @@ import pytest
 from hetero.comm.group import Group
 from hetero.comm.rendezvous import open_rendezvous
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 

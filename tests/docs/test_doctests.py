@@ -12,6 +12,8 @@ import pytest
 import benchmarks
 import hetero
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 

@@ -30,6 +30,8 @@ from hetero.testing import check_backend, check_policy
 from tests.docs.markdown import blocks
 from tests.needs import PROJECT
 
+pytestmark = pytest.mark.slow
+
 _PROGRAM = """
 import json, sys
 import numpy as np

@@ -15,6 +15,8 @@ import pytest
 from tests.docs.markdown import Block, blocks, documents
 from tests.needs import PROJECT
 
+pytestmark = pytest.mark.slow
+
 BIN = Path(sys.executable).parent
 _UNIT = r"(?:ns|µs|ms|s|min|%|×|[KMGT]i?B(?:/s)?|[KMGT]?FLOP/s)(?!\w)"
 QUANTITY = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)? ?" + _UNIT)

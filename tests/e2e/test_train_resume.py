@@ -52,6 +52,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.servers
 @pytest.mark.timeout(900)  # four programs, each with a limit of its own
 def test_a_run_that_was_killed_goes_on_after_its_newest_whole_checkpoint(killed: Path) -> None:
     newest = sorted((killed / "kept").glob("step-*"))[-1]

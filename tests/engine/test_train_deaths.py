@@ -251,6 +251,7 @@ def test_a_model_that_ends_every_worker_fails_with_the_signal_and_harms_nothing_
 
 
 @pytest.mark.slow
+@pytest.mark.servers
 def test_a_device_whose_worker_is_killed_again_and_again_is_never_given_up(
     bits: Callable[[int], list[Any]], tmp_path: Path
 ) -> None:
@@ -306,7 +307,7 @@ def rates_of(devices: Any, *further: Callable[[Any], Any], **options: Any) -> tu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [7, None])
+@pytest.mark.parametrize("every", [7, pytest.param(None, marks=pytest.mark.servers)])
 def test_schedulers_go_back_with_a_run_whose_workers_all_died(every: int | None, tmp_path: Path) -> None:
     kept = {"checkpoint": tmp_path / "kept", "checkpoint_every": every} if every else {}
     with hetero.Context(devices="1xcpu", history=False) as ctx:

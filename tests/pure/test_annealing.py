@@ -53,6 +53,7 @@ def test_the_longest_path_through_each_task_ends_no_later_than_the_makespan(anne
     assert (w.finish_s + w.rest_s).max() == pytest.approx(makespan_s, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_the_makespan_is_certain_at_both_ends_of_the_order_and_the_best_is_kept(annealing: Annealing) -> None:
     p, w = annealing.problem, annealing.walk
     rng = np.random.default_rng(9)

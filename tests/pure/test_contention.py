@@ -25,6 +25,8 @@ from hetero.model.topology import Link, MemoryNode, Topology
 from hetero.plan.graph_search.portfolio import portfolio
 from hetero.plan.problem import problem_of
 
+pytestmark = pytest.mark.slow
+
 NODES = ("host", "near", "far")
 
 

@@ -34,6 +34,8 @@ from hetero.model.events import (
     Event,
     ItemPut,
     ItemReleased,
+    LeaseAsked,
+    LeaseRenewed,
     LoneTasks,
     TaskFailed,
     TaskFinished,
@@ -44,6 +46,7 @@ from hetero.model.events import (
     TransferFinished,
     UtilisationReported,
 )
+from hetero.model.leases import LeaseRequest
 from hetero.model.tasks import Failure, FailureKind, Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
 from hetero.plan.performance.cost_model import CostModel
@@ -506,3 +509,34 @@ def test_a_plan_of_memory_nodes_is_asked_for_only_where_a_device_has_one_of_its_
     assert not machine.fleet.own_nodes
     machine.handle(DeviceAdded(0.0, gpu()))
     assert machine.fleet.own_nodes
+
+
+def test_a_lease_that_is_renewed_lasts_from_then_on_and_no_longer() -> None:
+    world = World(cpu())
+    world.tell(LeaseAsked(0.0, 1, LeaseRequest(lease_s=0.3)))
+    world.tell(LeaseRenewed(0.2, 1))
+    world.tell(TimerFired(0.4))
+    assert world.machine.pool.held(1) == ("h0/cpu:0",)
+    world.tell(LeaseRenewed(0.45, 1))
+    world.tell(TimerFired(0.8))
+    world.tell(LeaseRenewed(0.81, 1))
+    assert world.machine.pool.held(1) == ()
+    world.tell(LeaseRenewed(0.82, 77))
+
+
+def test_devices_that_nobody_needed_are_told_once_others_have_worked() -> None:
+    world = World(cpu(), cpu(1))
+    assert world.machine.left_out() == []
+    world.submit(1)
+    world.finish(1)
+    assert world.machine.left_out() == [("h0/cpu:1", "the other devices were enough")]
+
+
+@pytest.mark.parametrize(("task", "waits"), [(0, True), (1, False), (-1, False)])
+def test_a_death_that_no_task_caused_delays_the_restart_and_any_other_does_not(task: int, waits: bool) -> None:
+    world = World(cpu(), rules=Rules(restarts=0, restart_s=1.0))
+    world.submit(1)
+    started = only(world.tell(DeviceLost(0.0, "h0/cpu:0", "it died", False, task)), StartWorker)
+    assert bool(started) is not waits
+    if waits:
+        assert only(world.tell(TimerFired(1.0)), StartWorker)

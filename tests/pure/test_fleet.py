@@ -367,6 +367,7 @@ def test_an_unknown_link_is_marked_as_assumed_and_an_unknown_size_is_no_limit() 
     assert found.nodes[1].capacity_bytes > 10**15
 
 
+@pytest.mark.slow
 def test_null_devices_are_threads_and_no_live_run_takes_more_than_a_thousand_or_so() -> None:
     assert {device.isolation for device in fleet.from_spec("3xnull")} == {"thread"}
     with pytest.raises(BadValueError, match="1024 null devices at most"):

@@ -26,6 +26,7 @@ PARTS = 4
 
 
 @pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.slow
 def test_changed_files_of_every_format_are_read_or_refused_in_one_clean_line(part: int, tmp_path: Path) -> None:
     found = fuzz(2000 // PARTS, part, tmp_path, FORMATS[part::PARTS])
     assert found.broken == []

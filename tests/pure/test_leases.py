@@ -222,3 +222,21 @@ def test_whatever_happens_nothing_is_handed_out_twice_and_in_the_end_all_is_free
     for lease in pool.leases:
         pool.release(lease.id, now_s)
     pool.check()
+
+
+def test_what_could_be_leased_side_by_side_is_told_and_nothing_is_taken() -> None:
+    pool = LeasePool(fleet())
+    pairs = pool.offers(LeaseRequest(on=("gpu",), count=2))
+    assert [len(pair) for pair in pairs] == [2, 2, 2]
+    assert len({device for pair in pairs for device in pair}) == 6
+    assert [len(group) for group in pool.offers(LeaseRequest(on=("gpu",), count=4))] == [4]
+    assert pool.offers(LeaseRequest(on=("gpu",), count=7)) == ()
+    assert len(pool.offers(LeaseRequest(on=("gpu",), count=2, together="host"))) == 2
+    assert pool.lease(pool.ask(LeaseRequest(on=("gpu",), count=6), 0.0)).phase is ACTIVE
+
+
+def test_only_an_active_lease_holds_devices() -> None:
+    pool = LeasePool(fleet())
+    first, second = (pool.ask(LeaseRequest(on=("gpu",), count=6), 0.0) for _ in range(2))
+    assert len(pool.held(first)) == 6
+    assert pool.held(second) == pool.held(77) == ()

@@ -137,6 +137,7 @@ def test_the_optimistic_cost_table_is_that_of_its_definition() -> None:
 
 
 @given(graphs())
+@pytest.mark.slow
 def test_every_planner_gives_a_schedule_that_the_checker_confirms(drawn: TaskGraph) -> None:
     p = problem_of(drawn)
     for name in PLANNERS:

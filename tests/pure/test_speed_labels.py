@@ -63,6 +63,7 @@ def test_the_most_that_tensorrt_llm_gives_is_near_what_is_said() -> None:
     assert 0.65 <= merit.held_frac <= 0.95
 
 
+@pytest.mark.slow
 def test_twelve_measurements_of_other_models_are_enough(argonne: list[list[Judged]]) -> None:
     assert statistics.median(Merit.of(items).error_frac for items in argonne) <= 0.12
     by_engine = [merits(items, lambda item: item.row.framework) for items in argonne]

@@ -77,6 +77,7 @@ def tight() -> list[tuple[int, int, float, float]]:
     return found
 
 
+@pytest.mark.slow
 def test_with_tight_memories_the_plan_copies_less_than_the_order_of_last_use(
     tight: list[tuple[int, int, float, float]],
 ) -> None:

@@ -52,6 +52,7 @@ def run(seed: int, faults: Faults | None = None, policy: str = "eft", free: bool
 
 
 @pytest.mark.parametrize("first", range(0, 200, 50))
+@pytest.mark.slow
 def test_random_trees_with_random_pins_end_on_random_fleets(first: int) -> None:
     waited = 0
     for seed in range(first, first + 50):
@@ -66,6 +67,7 @@ def test_random_trees_with_random_pins_end_on_random_fleets(first: int) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, 150, 50))
+@pytest.mark.slow
 def test_trees_end_whatever_fails(first: int) -> None:
     happened = set()
     for seed in range(first, first + 50):

@@ -151,6 +151,7 @@ def test_every_graph_ends_under_any_noise(width: int, depth: int, seed: int, noi
     assert len(found.commits) == len(graph.tasks)
 
 
+@pytest.mark.slow
 def test_slots_of_tasks_that_are_over_are_given_up() -> None:
     """Nine thousand short tasks, each of which needs the one before the last."""
     devices = [Device("h0/cpu:0", "cpu", DeviceType("CPU"), "cpu")]

@@ -15,6 +15,7 @@ from hetero.plan.policies import eft
 WORDS = ["30 x 10 x H100-SXM", "25 x 10 x T4", "2 x 10 x V100-SXM2-16GB"]
 
 
+@pytest.mark.slow
 def test_looking_only_at_devices_that_could_be_chosen_decides_as_looking_at_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

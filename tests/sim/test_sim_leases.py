@@ -144,6 +144,7 @@ WISHES = st.builds(
     permanent=st.sampled_from([0.0, 0.3]),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.slow
 def test_whatever_dies_no_device_is_held_twice_alone_and_every_lease_and_task_ends(
     wishes: list[tuple[LeaseRequest, float, int]], alone: int, seed: int, permanent: float
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import pytest
 
@@ -47,7 +48,7 @@ from hetero.model.events import (
     UtilisationReported,
 )
 from hetero.model.leases import LeaseRequest
-from hetero.model.tasks import Failure, FailureKind, Request, Task
+from hetero.model.tasks import Failure, FailureKind, Near, Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
 from hetero.plan.performance.cost_model import CostModel
 from hetero.plan.policies.registry import get
@@ -540,3 +541,28 @@ def test_a_death_that_no_task_caused_delays_the_restart_and_any_other_does_not(t
     assert bool(started) is not waits
     if waits:
         assert only(world.tell(TimerFired(1.0)), StartWorker)
+
+
+def test_a_device_that_is_gone_for_good_waits_for_nothing_and_one_that_died_does() -> None:
+    world = World(cpu(), cpu(1))
+    world.lose("h0/cpu:0", permanent=True)
+    world.lose("h0/cpu:1")
+    assert world.machine.fleet.since_s[0] == inf > world.machine.fleet.since_s[1]
+
+
+def test_that_one_function_can_run_says_nothing_of_another_with_the_same_arguments_and_request() -> None:
+    world = World(cpu())
+    world.submit(1)
+    world.fail(1, "missing_package")
+    world.tell(TaskSubmitted(1.0, Task(2, "g", "g|", 0.0, (), (), PLAIN)))
+    assert only(world.submit(3), Fail)
+
+
+def test_a_task_may_be_near_one_that_the_driver_sent_by_itself() -> None:
+    world = World(cpu(), cpu(1))
+    alone = Task(1, "f", "f|", 0.0, (), (), PLAIN)
+    ended = TaskFinished(0.1, 1, 1, "h0/cpu:1", 0.0, 0.1, 0, HOST_NODE)
+    world.tell(LoneTasks(0.1, ((alone, ended),), None))
+    (sent,) = only(world.submit(2, Request(near=(Near("device", task=1),))), Run)
+    assert isinstance(sent, Run)
+    assert sent.device == "h0/cpu:1"

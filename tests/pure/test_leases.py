@@ -240,3 +240,12 @@ def test_only_an_active_lease_holds_devices() -> None:
     first, second = (pool.ask(LeaseRequest(on=("gpu",), count=6), 0.0) for _ in range(2))
     assert len(pool.held(first)) == 6
     assert pool.held(second) == pool.held(77) == ()
+
+
+def test_a_lease_whose_time_is_over_cannot_be_renewed_though_nobody_has_looked_since() -> None:
+    pool = LeasePool(fleet())
+    short, endless = pool.ask(LeaseRequest(lease_s=0.5), 0.0), pool.ask(LeaseRequest(), 0.0)
+    with pytest.raises(BadValueError, match="ask for a new one"):
+        pool.renew(short, 0.7)
+    pool.renew(endless, 0.7)
+    assert pool.lease(endless).phase is ACTIVE

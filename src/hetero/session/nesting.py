@@ -39,12 +39,12 @@ SHORT_S = 2e-3
 """A nested task of a class whose runs take less than this, what they nest included, is not worth the way elsewhere."""
 
 MIDDLE_S = 20e-3
-"""One that takes less than this goes elsewhere only while few of its worker's are out: `OUT` for each other device."""
+"""One that takes less than this goes elsewhere only while few of its worker's are out: `OUT` for each other device.
+
+One whose function submits tasks itself does not go at all: longer ones of these may go in its place.
+"""
 
 OUT = 2
-
-NESTS_S = 10e-3
-"""Instead of `SHORT_S` for functions that submit tasks themselves: a longer one of these may go in their place."""
 
 _CLASSES = 4096
 
@@ -208,10 +208,10 @@ class TaskContext:
     dropped, and a new attempt submits it again.
 
     A nested task runs at once in the worker of the task that submits it, its time a part of its parent's, where that
-    is the only device that could run it, where its class is known to take less than two milliseconds, less than ten
-    where the function submits tasks itself, or less than 20 while enough of them are out to keep the other devices at
-    work, and always with the inline engine, on Ray, with worker threads, and in group tasks and exclusive ones.
-    `retries` counts there as well; the death of the worker is then that of the parent.
+    is the only device that could run it, where its class is known to take less than two milliseconds, or less than 20
+    where the function submits tasks itself or enough of them are out to keep the other devices at work, and always
+    with the inline engine, on Ray, with worker threads, and in group tasks and exclusive ones. `retries` counts there
+    as well; the death of the worker is then that of the parent where there is one device, else that of its class.
 
     Examples
     --------
@@ -266,7 +266,7 @@ class TaskContext:
         finally:
             frame.spread.at_once(before)
         if frame.spread.waits == waits:  # else others may have run on top of it
-            _note_time(kind, clock.monotonic_s() - begun_s)
+            _note_time(kind, clock.monotonic_s() - begun_s, task.source.nests)
         return future
 
     def run(self, function: Callable[..., R], /, *args: object, **kwargs: object) -> R:
@@ -433,12 +433,17 @@ def _results(futures: list[NestedFuture], until_s: float | None) -> Iterator[Any
 _expected_s: dict[_Kind, float] = {}
 
 
-def _note_time(kind: _Kind, seconds: float) -> None:
-    """Learn how long a class of nested tasks takes; a single run that the system held up counts little."""
+def _note_time(kind: _Kind, seconds: float, nests: bool) -> None:
+    """Learn how long a class of nested tasks takes; a single run that the system held up counts little.
+
+    Where the function submits tasks itself the shortest run counts fully: what it waited for elsewhere made the others
+    longer, and what is long in it may still go elsewhere.
+    """
     known_s = _expected_s.get(kind)
     if known_s is None and len(_expected_s) >= _CLASSES:
         _expected_s.clear()
-    _expected_s[kind] = seconds if known_s is None else known_s + 0.25 * (seconds - known_s)
+    share = 1.0 if known_s is None or (nests and seconds < known_s) else 0.25
+    _expected_s[kind] = (known_s or 0.0) + share * (seconds - (known_s or 0.0))
 
 
 def _stays(spread: Spread, frame: Frame, task: TaskFunction[..., Any], kind: _Kind, args: Any, kwargs: Any) -> bool:
@@ -454,7 +459,7 @@ def _stays(spread: Spread, frame: Frame, task: TaskFunction[..., Any], kind: _Ki
     able = _able(spread, task)
     if frame.device.id not in able or spread.is_deadly(_mark(kind[0])):
         return False
-    if len(able) > 1 and not _is_short(spread, kind, NESTS_S if task.source.nests else SHORT_S, OUT * (len(able) - 1)):
+    if len(able) > 1 and not _is_short(spread, kind, MIDDLE_S if task.source.nests else SHORT_S, OUT * (len(able) - 1)):
         return False
     return len(able) == 1 or not any(_is_open(each) for each in (*args, *kwargs.values()))
 
@@ -548,7 +553,7 @@ def _spread(
 
     def ended(end: Ended) -> None:
         if end.failure is None:
-            _note_time(kind, end.seconds)
+            _note_time(kind, end.seconds, task.source.nests)
         whole.pop()._end(end)
 
     asked = Asked(task.name, signature, size, task.request)

@@ -594,7 +594,7 @@ def test_a_second_of_a_device_is_told_once(tmp_path: Path) -> None:
     assert len(ended) == 15
     assert sum(count for _, count in rows.values()) == 15
     assert sum(each.seconds for each in ended) == pytest.approx(sum(busy_s for busy_s, _ in rows.values()), rel=1e-3)
-    assert learned_s <= 1.01 * max(each.seconds for each in ended)
+    assert learned_s <= 1.5 * max(each.seconds for each in ended)  # a fit, and not the whole time with its waits
     root = ended[-1]
     assert root.seconds < 0.6 * (root.at_s - root.started_s)  # its children had the devices for the rest
     told = account(read_run(trace))

@@ -64,7 +64,7 @@ def teams() -> Iterator[dict[int, Team]]:
 def installed() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    global_norm.install(lambda: getattr(_here, "group", None))
+    global_norm.install(lambda _: getattr(_here, "group", None))
     yield
     global_norm.uninstall()
     torch.set_num_threads(threads)
@@ -284,8 +284,8 @@ def test_torch_is_as_it_was_where_there_is_no_group() -> None:
     plain, synchronised = F.batch_norm, nn.SyncBatchNorm.forward
     x = torch.randn(5, 3)
     expected = nn.BatchNorm1d(3)(x)
-    global_norm.install(lambda: None)
-    global_norm.install(lambda: Group(0, 1))
+    global_norm.install(lambda _: None)
+    global_norm.install(lambda _: Group(0, 1))
     assert F.batch_norm is not plain
     assert torch.equal(nn.BatchNorm1d(3)(x), expected)
     assert torch.equal(nn.SyncBatchNorm(3)(x), expected)

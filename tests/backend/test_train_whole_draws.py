@@ -46,6 +46,7 @@ def draws() -> Iterator[WholeDraws]:
 def check(draws: WholeDraws, draw: Drawing, parts: tuple[int, ...], what: object, dim: int = 0) -> None:
     """Compare what `draw(begin, count)` returns part by part with what it returns for the whole, to the bit."""
     draws.rows = None
+    draws._usual.clear()  # each layout by itself: within a script, a function that drew before is taken to draw alike
     torch.manual_seed(7)
     expected = draw(0, sum(parts))
     state = torch.get_rng_state()
@@ -502,3 +503,24 @@ def test_two_processes_may_be_threads() -> None:
     with ThreadPoolExecutor(2) as pool:
         parts = list(pool.map(member, (Rows(0, 3, 8), Rows(3, 5, 8))))
     assert torch.equal(torch.cat(parts), torch.rand(8, generator=torch.Generator().manual_seed(1)))
+
+
+def test_a_sequence_as_long_as_the_own_rows_is_told_from_the_batch_by_what_was_drawn_before() -> None:
+    with WholeDraws() as draws:
+        for time in (7, 4, 3):  # of 10 columns this process has 4
+            torch.manual_seed(7)
+            draws.rows = None
+            whole = torch.nn.functional.dropout(torch.ones(time, 10, 2), 0.5)
+            torch.manual_seed(7)
+            draws.rows = Rows(3, 4, 10)
+            own = torch.nn.functional.dropout(torch.ones(time, 4, 2), 0.5)
+            assert torch.equal(own, whole[:, 3:7])
+
+
+def test_where_nothing_was_drawn_before_the_batch_is_where_it_was_split() -> None:
+    with WholeDraws() as draws:
+        torch.manual_seed(7)
+        whole = torch.rand(4, 10)
+        torch.manual_seed(7)
+        draws.rows, draws.dim = Rows(3, 4, 10), 1
+        assert torch.equal(torch.rand(4, 4), whole[:, 3:7])

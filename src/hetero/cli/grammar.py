@@ -189,6 +189,12 @@ COMMANDS: Mapping[str, CommandEntry | GroupEntry] = {
     "doctor": CommandEntry("hetero.cli.doctor:doctor", "Show what is missing on this host, and how to get it.", _RUN),
     "demo": CommandEntry("hetero.cli.demo:demo", "Run real computations on this host's devices and check them.", _RUN),
     "top": CommandEntry("hetero.cli.top:top", "Show devices, tasks, memory and links of a run that is going on.", _RUN),
+    "launch": CommandEntry(
+        "hetero.cli.launch:launch",
+        "Run a training script in one process for each device, each with its part of every batch.",
+        _MODELS,
+        _SCRIPT,
+    ),
     "train": CommandEntry(
         "hetero.cli.train:train",
         "Train one model over this host's devices, or with Ray over those of many, as a recipe says.",

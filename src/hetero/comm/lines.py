@@ -25,7 +25,7 @@ from hetero.comm.rendezvous import LOOPBACK
 from hetero.floor.clock import sleep
 from hetero.floor.listening import Admit, Listening, Verdict
 
-__all__ = ["Address", "Line", "LineServer"]
+__all__ = ["Address", "Line", "LineServer", "Message"]
 
 _HEAD = struct.Struct("!Q")
 _KEY_CHARACTERS = 64
@@ -34,6 +34,9 @@ _BACKLOG = 128
 _DIAL_S = 30.0
 _TRIES = 4
 _AGAIN_S = 0.1
+
+Message = tuple[Any, ...]
+"""What travels at once: values that pickle."""
 
 
 class Address(NamedTuple):
@@ -114,7 +117,7 @@ class Line:
         except OSError as error:
             raise LineClosedError(f"the line is closed: {error}") from error
 
-    def receive(self, timeout_s: float | None = None) -> tuple[Any, ...] | None:
+    def receive(self, timeout_s: float | None = None) -> Message | None:
         """Wait for the next message; None when none came in time.
 
         Raises
@@ -127,19 +130,19 @@ class Line:
                 return None
         return message
 
-    def waiting(self) -> Iterator[tuple[Any, ...]]:
+    def waiting(self) -> Iterator[Message]:
         """Yield the messages that are already here; raises LineClosedError when the other end is gone."""
         while (message := self.receive(0.0)) is not None:
             yield message
 
-    def _next(self) -> tuple[Any, ...] | None:
+    def _next(self) -> Message | None:
         if len(self._buffer) < _HEAD.size:
             return None
         (length,) = _HEAD.unpack_from(self._buffer)
         end = _HEAD.size + length
         if len(self._buffer) < end:
             return None
-        message: tuple[object, ...] = pickle.loads(memoryview(self._buffer)[_HEAD.size : end])
+        message: Message = pickle.loads(memoryview(self._buffer)[_HEAD.size : end])
         del self._buffer[:end]
         return message
 
@@ -246,7 +249,7 @@ class LineServer:
         self.address = Address(host, listener.getsockname()[1], self._key, authority)
         self._listening = Listening(listener, self._check_key, _KEY_CHARACTERS, encrypting=encrypting)
 
-    def poll(self, timeout_s: float) -> list[tuple[Line, tuple[Any, ...] | None]]:
+    def poll(self, timeout_s: float) -> list[tuple[Line, Message | None]]:
         """Wait for messages; a line that has closed gives None once.
 
         Returns
@@ -254,7 +257,7 @@ class LineServer:
         list of (line, message)
             Empty when nothing came in time, when somebody only dialled in, or called `wake`.
         """
-        found: list[tuple[Line, tuple[object, ...] | None]] = []
+        found: list[tuple[Line, Message | None]] = []
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._wake_out:
                 with suppress(BlockingIOError):

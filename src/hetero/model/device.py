@@ -55,6 +55,8 @@ class DeviceKind:
         torch's library that adds up tensors between such devices, as in 'nccl'; '' where they go by way of the host.
     onnx
         ONNX Runtime's execution provider for such devices; '' where it computes on the host.
+    visible
+        Environment variable that lists the devices which a process may see, '' where there is none.
 
     Examples
     --------
@@ -72,6 +74,7 @@ class DeviceKind:
     torch: str = ""
     collectives: str = ""
     onnx: str = ""
+    visible: str = ""
 
     def torch_place(self, index: int) -> str:
         """Return torch's name of the device with this index, '' where torch cannot use it."""
@@ -82,9 +85,23 @@ KINDS: Mapping[str, DeviceKind] = {
     kind.name: kind
     for kind in (
         DeviceKind("cpu", "CPU", shares_memory=True, is_host=True, unified_memory=True, float64=True, torch="cpu"),
-        DeviceKind("cuda", float64=True, torch="cuda:{index}", collectives="nccl", onnx="CUDAExecutionProvider"),
-        DeviceKind("rocm", float64=True, torch="cuda:{index}", collectives="nccl", onnx="ROCMExecutionProvider"),
-        DeviceKind("xpu", torch="xpu:{index}", collectives="xccl"),
+        DeviceKind(
+            "cuda",
+            float64=True,
+            torch="cuda:{index}",
+            collectives="nccl",
+            onnx="CUDAExecutionProvider",
+            visible="CUDA_VISIBLE_DEVICES",
+        ),
+        DeviceKind(
+            "rocm",
+            float64=True,
+            torch="cuda:{index}",
+            collectives="nccl",
+            onnx="ROCMExecutionProvider",
+            visible="HIP_VISIBLE_DEVICES",
+        ),
+        DeviceKind("xpu", torch="xpu:{index}", collectives="xccl", visible="ZE_AFFINITY_MASK"),
         DeviceKind("mps", unified_memory=True, torch="mps"),
         DeviceKind("tpu", "TPU"),
         DeviceKind("npu", "NPU", torch="npu:{index}"),

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from hetero.splitting.split import Split as Split
     from hetero.splitting.split import split as split
     from hetero.train.data import pad_samples as pad_samples
+    from hetero.train.fleet import TrainingFleet as TrainingFleet
+    from hetero.train.fleet import init as init
     from hetero.train.sample_log import check_sample_log as check_sample_log
     from hetero.train.sample_log import read_sample_log as read_sample_log
     from hetero.train.trainer import Trainer as Trainer
@@ -31,6 +33,7 @@ else:
             "hetero.compression.files": ("load_parameters",),
             "hetero.splitting.split": ("Split", "split"),
             "hetero.train.data": ("pad_samples",),
+            "hetero.train.fleet": ("TrainingFleet", "init"),
             "hetero.train.sample_log": ("check_sample_log", "read_sample_log"),
             "hetero.train.trainer": ("Trainer",),
             "hetero.train.values": ("CheckpointOptions", "DataOptions", "TrainOptions"),

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
+from torch import Tensor
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 
 __all__ = ["GroupLike", "install", "uninstall"]
@@ -32,7 +33,7 @@ class GroupLike(Protocol):
         """Return how many they are."""
         ...
 
-    def all_reduce(self, tensor: Any) -> object:
+    def all_reduce(self, tensor: Tensor) -> object:
         """Replace a row by the sum over all."""
         ...
 
@@ -40,13 +41,13 @@ class GroupLike(Protocol):
 _replaced: list[tuple[object, str, object]] = []
 
 
-def install(group_of: Callable[[], GroupLike | None]) -> None:
+def install(group_of: Callable[[Tensor], GroupLike | None]) -> None:
     """Have torch normalise batches over a group of processes; a second call replaces the first.
 
     Parameters
     ----------
     group_of
-        Returns the group over which the batch is cut when a layer is about to normalise; None, or a group of one, to
+        Returns the group over which an input is cut that a layer is about to normalise; None, or a group of one, to
         normalise as torch does. All members of a group must normalise the same layers in the same order, a member
         without rows too.
 
@@ -63,25 +64,25 @@ def install(group_of: Callable[[], GroupLike | None]) -> None:
     plain, synchronised = functional.batch_norm, SyncBatchNorm.forward
 
     def batch_norm(
-        input: Any,
-        running_mean: Any,
-        running_var: Any,
-        weight: Any = None,
-        bias: Any = None,
+        input: Tensor,
+        running_mean: Tensor,
+        running_var: Tensor,
+        weight: Tensor = None,
+        bias: Tensor = None,
         training: bool = False,
         momentum: float = 0.1,
         eps: float = 1e-5,
-    ) -> Any:
+    ) -> Tensor:
         if training and torch.compiler.is_compiling():  # torch runs this part uncompiled then
             raise NotImplementedError("batch normalisation over several processes cannot be compiled")
-        group = group_of() if training else None
+        group = group_of(input) if training else None
         if group is None or group.world_size < 2:
             return plain(input, running_mean, running_var, weight, bias, training, momentum, eps)
         normalise = torch.compiler.disable(_normalise) if "torch._dynamo" in sys.modules else _normalise
         return normalise(group, input, running_mean, running_var, weight, bias, momentum, eps)
 
-    def forward(self: Any, input: Any) -> Any:
-        group = group_of()
+    def forward(self: Tensor, input: Tensor) -> Tensor:
+        group = group_of(input)
         return (synchronised if group is None or group.world_size < 2 else _BatchNorm.forward)(self, input)
 
     batch_norm.__doc__ = plain.__doc__
@@ -98,8 +99,15 @@ def uninstall() -> None:
 
 
 def _normalise(
-    group: GroupLike, x: Any, running_mean: Any, running_var: Any, weight: Any, bias: Any, momentum: float, eps: float
-) -> Any:
+    group: GroupLike,
+    x: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    momentum: float,
+    eps: float,
+) -> Tensor:
     if eps <= 0.0:
         raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
     with torch.no_grad():
@@ -116,7 +124,7 @@ def _normalise(
     return _GlobalNorm.apply(x, weight, bias, group, count, mean, variance, eps)
 
 
-def _whole_statistics(group: GroupLike, x: Any) -> tuple[int, Any, Any]:
+def _whole_statistics(group: GroupLike, x: Tensor) -> tuple[int, Tensor, Tensor]:
     """Return how many values a channel has, their means and the sums of their squared distances from them.
 
     Notes
@@ -126,7 +134,7 @@ def _whole_statistics(group: GroupLike, x: Any) -> tuple[int, Any, Any]:
     """
     channels = x.shape[1]
     table = torch.zeros(group.world_size, 1 + 2 * channels, dtype=torch.float64)
-    rows: Any = table.numpy()  # of so few numbers, NumPy is quicker
+    rows: Tensor = table.numpy()  # of so few numbers, NumPy is quicker
     if x.numel():
         own, count = rows[group.rank], x.numel() // channels
         own[0] = count
@@ -144,7 +152,7 @@ def _whole_statistics(group: GroupLike, x: Any) -> tuple[int, Any, Any]:
     return int(total), torch.from_numpy(mean), torch.from_numpy(squares)
 
 
-def _own_statistics(x: Any) -> tuple[Any, Any]:
+def _own_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance of each channel."""
     x = x.float() if x.dtype in _HALF else x
     if x.device.type == "cpu":
@@ -154,14 +162,14 @@ def _own_statistics(x: Any) -> tuple[Any, Any]:
     return mean, variance
 
 
-def _reduced(x: Any) -> list[int]:
+def _reduced(x: Tensor) -> list[int]:
     return [0, *range(2, x.dim())]
 
 
-def _summed(group: GroupLike, own: Any) -> Any:
+def _summed(group: GroupLike, own: Tensor) -> Tensor:
     """Return the sum of a row over the members, added in the order of their ranks."""
     table = torch.zeros(group.world_size, own.numel(), dtype=torch.float64)
-    rows: Any = table.numpy()
+    rows: Tensor = table.numpy()
     rows[group.rank] = own.detach().cpu().numpy()
     group.all_reduce(table)
     total = rows[0]
@@ -174,12 +182,12 @@ class _Summed(torch.autograd.Function):  # type: ignore[misc]
     """The sum of a row over the members, as often differentiable as one likes."""
 
     @staticmethod
-    def forward(ctx: Any, own: Any, group: GroupLike) -> Any:
+    def forward(ctx: Tensor, own: Tensor, group: GroupLike) -> Tensor:
         ctx.group = group
         return _summed(group, own)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
+    def backward(ctx: Tensor, gradient: Tensor) -> tuple[Tensor, None]:
         return _Summed.apply(gradient, ctx.group), None
 
 
@@ -188,15 +196,23 @@ class _GlobalNorm(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, x: Any, weight: Any, bias: Any, group: GroupLike, count: int, mean: Any, variance: Any, eps: float
-    ) -> Any:
+        ctx: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        group: GroupLike,
+        count: int,
+        mean: Tensor,
+        variance: Tensor,
+        eps: float,
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.group, ctx.count, ctx.mean, ctx.variance, ctx.eps = group, max(count, 1), mean, variance, eps
         ctx.bias_dtype = None if bias is None else bias.dtype
         return _transformed(ctx, x.to(mean.dtype), weight, bias).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, dy: Any) -> tuple[Any, ...]:
+    def backward(ctx: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         wide, dy = x.to(ctx.mean.dtype), dy.to(ctx.mean.dtype)
         # The gradient is to be differentiated again where grad mode is on.
@@ -210,13 +226,13 @@ class _GlobalNorm(torch.autograd.Function):  # type: ignore[misc]
         )
 
 
-def _transformed(ctx: Any, x: Any, weight: Any, bias: Any) -> Any:
+def _transformed(ctx: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return (x − mean) / √(variance + ε) · weight + bias."""
     weight, bias = (None if value is None else value.to(ctx.mean) for value in (weight, bias))
     return torch.batch_norm(x, weight, bias, ctx.mean, ctx.variance, False, 0.0, ctx.eps, False)
 
 
-def _gradients(ctx: Any, x: Any, dy: Any, weight: Any) -> tuple[Any, Any, Any]:
+def _gradients(ctx: Tensor, x: Tensor, dy: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, weight and bias.
 
     Notes
@@ -240,7 +256,7 @@ def _gradients(ctx: Any, x: Any, dy: Any, weight: Any) -> tuple[Any, Any, Any]:
     return dx.addcmul_(dy, _broadcast(scale, x)), of_weight, of_bias
 
 
-def _differentiable_gradients(ctx: Any, x: Any, dy: Any, weight: Any) -> tuple[Any, Any, Any]:
+def _differentiable_gradients(ctx: Tensor, x: Tensor, dy: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return what `_gradients` does, as functions of x, dy and weight that torch can differentiate."""
     reduced = _reduced(x)
     centred = x - _broadcast(_Summed.apply(x.sum(reduced), ctx.group) / ctx.count, x)
@@ -253,6 +269,6 @@ def _differentiable_gradients(ctx: Any, x: Any, dy: Any, weight: Any) -> tuple[A
     return (inner if weight is None else inner * _broadcast(weight, x)) * inverse, of_weight, of_bias
 
 
-def _broadcast(values: Any, x: Any) -> Any:
+def _broadcast(values: Tensor, x: Tensor) -> Tensor:
     """Return one value a channel, to be combined with x."""
     return values.to(x.dtype).view(1, -1, *[1] * (x.dim() - 2))

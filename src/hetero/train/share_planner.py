@@ -15,10 +15,13 @@ from hetero.plan.training import shares as planning
 from hetero.plan.training.shares import SharePlan, StepModel
 from hetero.train.values import TrainOptions
 
-__all__ = ["SharePlanner"]
+__all__ = ["LearnedShares", "SharePlanner", "counts_of"]
 
 _WINDOW = 7
 _LOOKS_BEFORE_LEAVING = 3
+_LEARN_AT = (2, 4, 8, 16)
+_LEARN_EVERY = 32
+_SEEN = 8
 
 
 class SharePlanner:
@@ -178,3 +181,64 @@ class SharePlanner:
         """Return the samples/s that each member would reach alone with the whole batch."""
         unit = self.options.unit
         return {name: model.speed(self.units) * unit for name, model in zip(self.team, self.models, strict=True)}
+
+
+def counts_of(shares: Sequence[float], samples: int) -> tuple[int, ...]:
+    """Return how many samples of a batch each process has; with enough of them, nobody has none.
+
+    Examples
+    --------
+    >>> counts_of((3.0, 1.0), 128), counts_of((30.0, 1.0), 8), counts_of((1.0, 1.0, 1.0), 2)
+    ((96, 32), (7, 1), (1, 1, 0))
+    """
+    counts = list(planning.apportion(shares, samples))
+    while samples >= len(counts) and 0 in counts:
+        counts[counts.index(max(counts))] -= 1
+        counts[counts.index(0)] += 1
+    return tuple(counts)
+
+
+class LearnedShares:
+    """Shares of processes that run the user's own loop, learned from their steps; the same in all of them.
+
+    Parameters
+    ----------
+    world : how many processes
+
+    Examples
+    --------
+    >>> learned = LearnedShares(2)
+    >>> [learned.observed((64, 64), (0.064, 0.192)) for _ in range(3)]
+    [None, None, (96, 32)]
+    """
+
+    def __init__(self, world: int) -> None:
+        self._seen: list[dict[int, list[float]]] = [{} for _ in range(world)]
+        self._steps = 0
+
+    def observed(self, counts: Sequence[int], busy_s: Sequence[float]) -> tuple[int, ...] | None:
+        """Take in a step; returns new shares where they are worth having."""
+        self._steps += 1
+        if self._steps == 1:  # the first step after the check is slow for many reasons
+            return None
+        for seen, count, seconds in zip(self._seen, counts, busy_s, strict=True):
+            seen.setdefault(count, []).append(seconds)
+            del seen[count][:-_SEEN]
+        if self._steps - 1 not in _LEARN_AT and self._steps % _LEARN_EVERY:
+            return None
+        models = [_fitted_step(seen) for seen in self._seen]
+        whole = sum(counts)
+        plan = planning.make_plan(models, whole)
+        now_s = planning.fixed_plan(models, counts).step_s
+        better = counts_of([max(share, 1e-9) for share in plan.shares], whole)
+        return better if planning.fixed_plan(models, better).step_s < now_s * (1 - planning.GAIN_FRAC) else None
+
+
+def _fitted_step(seen: dict[int, list[float]]) -> StepModel:
+    """Return how long a device takes for n samples, from the median of what it took for each number of them."""
+    points = sorted((count, median(seconds)) for count, seconds in seen.items() if count)
+    (few, few_s), (many, many_s) = points[0], points[-1]
+    if many < few * 1.2 + 1:
+        count, seconds = points[-1]
+        return StepModel(0.0, max(seconds / count, 1e-12))
+    return planning.fit_step(few, few_s, many, many_s)

@@ -12,9 +12,9 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils import _device
 
 from hetero.train.keyed_random import RandomRefusedError
@@ -24,6 +24,8 @@ __all__ = ["Rows", "WholeDraws"]
 _ALPHA = 1.7580993408473766
 _bernoulli_ = torch.Tensor.bernoulli_
 _attention = torch.nn.functional.scaled_dot_product_attention
+
+_Draw = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +58,14 @@ class _Cut:
         """Return a shape of the own rows with the rows of all."""
         return (*shape[: self.dim], self.rows.whole, *shape[self.dim + 1 :])
 
-    def part(self, whole: Any) -> Any:
+    def part(self, whole: Tensor) -> Tensor:
         return whole.narrow(self.dim, self.rows.begin, self.rows.count)
 
-    def own(self, whole: Any) -> Any:
+    def own(self, whole: Tensor) -> Tensor:
         """Return a copy of the own rows, dense, its dimensions in the same order in memory."""
         return self.part(whole).clone()
 
-    def stretched(self, own: Any) -> Any:
+    def stretched(self, own: Tensor) -> Tensor:
         """Return an empty tensor for all rows that lies in memory as one process would have it.
 
         The order in which kernels draw follows the strides. Dimensions outside the batch in memory move apart.
@@ -81,7 +83,7 @@ class _Cut:
         ]
         return torch.empty_strided(shape, strides, dtype=own.dtype, device=own.device)
 
-    def placed(self, value: Any, dims: int, fill: float) -> Any:
+    def placed(self, value: Tensor, dims: int, fill: float) -> Tensor:
         """Return a parameter of a distribution for all rows: the own in their place, the others harmless.
 
         Parameters
@@ -93,7 +95,7 @@ class _Cut:
         fill
             For the rows of others.
         """
-        dim = self.dim - dims + value.dim() if isinstance(value, torch.Tensor) else -1
+        dim = self.dim - dims + value.dim() if isinstance(value, Tensor) else -1
         if dim < 0 or value.shape[dim] != self.rows.count:
             return value
         here = _Cut(dim, self.rows)
@@ -117,6 +119,9 @@ class WholeDraws:
     folded
         Whether a first dimension that is a multiple of the own rows holds several entries a sample, in their order
         (a batch flattened with its positions). Otherwise such numbers are drawn as torch draws them.
+    dim
+        Where the batch is taken to be in a shape with several dimensions of so many rows, unless the same function was
+        seen before with as many dimensions and one of that size.
     avoid
         Sizes of the dimensions drawn beside the batch: a count of rows that is none of them is never ambiguous.
     uncut
@@ -124,7 +129,7 @@ class WholeDraws:
 
     Notes
     -----
-    What is drawn has the rows of the batch where its shape has a dimension of `rows.count`, the first such. Numbers
+    What is drawn has the rows of the batch where its shape has a dimension of `rows.count`. Numbers
     drawn into parameters are never cut, nor those that other threads of Python draw. Each process that holds the same
     state of the generator holds the same afterwards, that of one process which drew everything, and on the host the
     numbers are the same to the bit. A compiled function draws as torch does, and so does what draws inside the
@@ -150,11 +155,13 @@ class WholeDraws:
     def __init__(self) -> None:
         self.rows: Rows | None = None
         self.folded = False
+        self.dim = 0
+        self._usual: dict[tuple[str, int], int] = {}
         self.avoid: set[int] = set()
         self.uncut: dict[str, tuple[int, ...]] = {}
         self._thread = 0
         self._heads = 1
-        self._replaced: list[tuple[Any, str, bool, Any]] = []
+        self._replaced: list[tuple[object, str, bool, object]] = []
 
     def install(self) -> None:
         """Replace torch's functions, for this thread; a second call does nothing."""
@@ -184,8 +191,8 @@ class WholeDraws:
     def __exit__(self, *_: object) -> None:
         self.uninstall()
 
-    def _replacement(self, name: str, original: Any, draw: Any) -> Any:
-        def drawn(*args: Any, **options: Any) -> Any:
+    def _replacement(self, name: str, original: _Draw, draw: _Draw) -> Tensor:
+        def drawn(*args: object, **options: object) -> Tensor:
             if torch.compiler.is_compiling() or self.rows is None or not self._is_here():
                 return original(*args, **options)
             return draw(self, name, original, *args, **options)
@@ -205,11 +212,13 @@ class WholeDraws:
         rows, found = self.rows, None
         assert rows is not None
         sought = rows.count * self._heads
-        for dim, size in enumerate(shape):
-            if size == sought and found is None:
-                found = dim
-            else:
-                self.avoid.add(int(size))
+        matching = [dim for dim, size in enumerate(shape) if size == sought]
+        if matching:
+            usual = self._usual.get((name, len(shape)), self.dim)
+            found = usual if usual in matching else matching[0]
+            if len(matching) == 1:
+                self._usual[name, len(shape)] = found
+        self.avoid.update(int(size) for dim, size in enumerate(shape) if dim != found)
         each = self._heads
         if found is None and self.folded and shape and rows.count and shape[0] % rows.count == 0:
             found, each = 0, shape[0] // rows.count
@@ -219,7 +228,7 @@ class WholeDraws:
             return None
         return _Cut(found, rows if each == 1 else Rows(rows.begin * each, rows.count * each, rows.whole * each))
 
-    def _cut_of(self, name: str, tensor: Any) -> _Cut | None:
+    def _cut_of(self, name: str, tensor: Tensor) -> _Cut | None:
         """Return where a tensor has the batch; a parameter has none."""
         if isinstance(tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
             return None
@@ -230,7 +239,7 @@ class WholeDraws:
 
     # --- numbers of a given shape ----------------------------------------------------------------------------
 
-    def _of_shape(self, name: str, draw: Callable[..., Any], shape: Sequence[int], options: dict[str, Any]) -> Any:
+    def _of_shape(self, name: str, draw: _Draw, shape: Sequence[int], options: dict[str, Tensor]) -> Tensor:
         cut = self._cut(name, shape)
         if cut is None:
             return draw(size=shape, **options)
@@ -244,20 +253,42 @@ class WholeDraws:
         own = own.pin_memory() if pinned else own
         return own.requires_grad_() if requires_grad else own
 
-    def _rand(self, name: str, original: Any, *args: Any, size: Any = None, **options: Any) -> Any:
+    def _rand(
+        self,
+        name: str,
+        original: _Draw,
+        *args: object,
+        size: Tensor = None,
+        **options: object,
+    ) -> Tensor:
         if size is None:
             size = args[0] if len(args) == 1 and isinstance(args[0], Sequence) else args
         return self._of_shape(name, original, size, options)
 
-    def _randint(self, name: str, original: Any, *args: Any, size: Any = None, **options: Any) -> Any:
+    def _randint(
+        self,
+        name: str,
+        original: _Draw,
+        *args: object,
+        size: Tensor = None,
+        **options: object,
+    ) -> Tensor:
         if size is None:
             args, size = args[:-1], args[-1]
         return self._of_shape(name, functools.partial(original, *args), size, options)
 
-    def _normal(self, name: str, original: Any, mean: Any, std: Any = 1.0, size: Any = None, **options: Any) -> Any:
+    def _normal(
+        self,
+        name: str,
+        original: _Draw,
+        mean: Tensor,
+        std: Tensor = 1.0,
+        size: Tensor = None,
+        **options: object,
+    ) -> Tensor:
         if size is not None:
             return self._of_shape(name, functools.partial(original, mean, std), size, options)
-        shapes = [value.shape for value in (mean, std) if isinstance(value, torch.Tensor)]
+        shapes = [value.shape for value in (mean, std) if isinstance(value, Tensor)]
         shape = torch.broadcast_shapes(*shapes)
         cut = self._cut(name, shape)
         if cut is None:
@@ -266,7 +297,7 @@ class WholeDraws:
         own = cut.own(original(cut.placed(mean, len(shape), 0.0), cut.placed(std, len(shape), 1.0), **options))
         return own if out is None else torch.empty(shape, out=out).copy_(own)
 
-    def _like(self, name: str, original: Any, input: Any, *args: Any, **options: Any) -> Any:
+    def _like(self, name: str, original: _Draw, input: Tensor, *args: object, **options: object) -> Tensor:
         cut = self._cut_of(name, input)
         if cut is None:
             return original(input, *args, **options)
@@ -274,7 +305,7 @@ class WholeDraws:
         own = cut.own(original(cut.stretched(input), *args, **options))
         return own.requires_grad_() if requires_grad else own
 
-    def _in_place(self, name: str, original: Any, tensor: Any, *args: Any, **options: Any) -> Any:
+    def _in_place(self, name: str, original: _Draw, tensor: Tensor, *args: object, **options: object) -> Tensor:
         cut = self._cut_of(name, tensor)
         if cut is None:
             return original(tensor, *args, **options)
@@ -286,7 +317,7 @@ class WholeDraws:
 
     # --- numbers with tensors as parameters ------------------------------------------------------------------
 
-    def _bernoulli(self, name: str, original: Any, input: Any, *args: Any, **options: Any) -> Any:
+    def _bernoulli(self, name: str, original: _Draw, input: Tensor, *args: object, **options: object) -> Tensor:
         cut = self._cut_of(name, input)
         if cut is None:
             return original(input, *args, **options)
@@ -295,8 +326,14 @@ class WholeDraws:
         return own if out is None else torch.empty(input.shape, out=out).copy_(own)
 
     def _multinomial(
-        self, name: str, original: Any, input: Any, num_samples: int, replacement: bool = False, **options: Any
-    ) -> Any:
+        self,
+        name: str,
+        original: _Draw,
+        input: Tensor,
+        num_samples: int,
+        replacement: bool = False,
+        **options: object,
+    ) -> Tensor:
         cut = self._cut(name, (*input.shape[:-1], num_samples))
         assert self.rows is not None
         if input.shape[-1] == self.rows.count != self.rows.whole and (cut is None or input.dim() == 1):
@@ -315,9 +352,9 @@ class WholeDraws:
         own = cut.own(original(probs, num_samples if of_rows else cut.rows.whole, replacement, **options))
         return own if out is None else torch.empty(own.shape, out=out, dtype=own.dtype).copy_(own)
 
-    def _refused(self, name: str, original: Any, *args: Any, **options: Any) -> Any:
+    def _refused(self, name: str, original: _Draw, *args: object, **options: object) -> Tensor:
         """Refuse what draws until it accepts: how much that is depends on the values of the other rows."""
-        tensors = [value for value in (*args, *options.values()) if isinstance(value, torch.Tensor)]
+        tensors = [value for value in (*args, *options.values()) if isinstance(value, Tensor)]
         if self._cut(name, torch.broadcast_shapes(*(value.shape for value in tensors))) is not None:
             raise RandomRefusedError(
                 f"torch.{name} draws as many random numbers as the values of its arguments ask for, so a process "
@@ -329,18 +366,18 @@ class WholeDraws:
     def _rrelu(
         self,
         name: str,
-        original: Any,
-        input: Any,
+        original: _Draw,
+        input: Tensor,
         lower: float = 1.0 / 8,
         upper: float = 1.0 / 3,
         training: bool = False,
-        **options: Any,
-    ) -> Any:
+        **options: object,
+    ) -> Tensor:
         if not training or input.device.type != "cpu":
             return original(input, lower, upper, training, **options)
         return self._refused(name, original, input, lower, upper, training, **options)
 
-    def _randperm(self, name: str, original: Any, n: int, **options: Any) -> Any:
+    def _randperm(self, name: str, original: _Draw, n: int, **options: object) -> Tensor:
         # The sampler of a data loader shuffles with a generator of its own, and not the rows of a batch.
         if options.get("generator") is None and self._cut(name, (n,)) is not None:
             assert self.rows is not None
@@ -353,7 +390,7 @@ class WholeDraws:
 
     # --- dropout ---------------------------------------------------------------------------------------------
 
-    def _dropout(self, name: str, original: Any, input: Any, p: float, train: bool) -> Any:
+    def _dropout(self, name: str, original: _Draw, input: Tensor, p: float, train: bool) -> Tensor:
         """Do what torch's dropout does with the noise of the whole batch: each entry, each feature; zero or alpha."""
         if not train or not 0.0 < p < 1.0:
             return original(input, p, train)
@@ -371,7 +408,7 @@ class WholeDraws:
         result = input.mul_(factor) if name.endswith("_") else input * factor
         return result if added is None else result.add_(added) if name.endswith("_") else result + added
 
-    def _noise(self, cut: _Cut, whole: Any, p: float, is_alpha: bool, is_of_features: bool) -> tuple[Any, Any]:
+    def _noise(self, cut: _Cut, whole: Tensor, p: float, is_alpha: bool, is_of_features: bool) -> tuple[Tensor, Tensor]:
         """Return what the own rows are multiplied by and, for alpha dropout, what is added."""
         if whole.device.type != "cpu" and not is_alpha and not is_of_features:
             return cut.own(torch.native_dropout(whole.fill_(1), p, True)[0]), None
@@ -385,15 +422,15 @@ class WholeDraws:
     def _attend(
         self,
         name: str,
-        original: Any,
-        query: Any,
-        key: Any,
-        value: Any,
-        attn_mask: Any = None,
+        original: _Draw,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
-        **options: Any,
-    ) -> Any:
+        **options: bool,
+    ) -> Tensor:
         """Attend as torch does without a fused kernel, with the dropout of the whole batch."""
         shape = (*query.shape[:-1], key.shape[-2])
         if dropout_p == 0.0 or self._cut(name, shape) is None:
@@ -407,15 +444,15 @@ class WholeDraws:
 
     def _attended(
         self,
-        query: Any,
-        key: Any,
-        value: Any,
-        mask: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor,
         dropout_p: float,
         is_causal: bool,
         scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> Any:
+    ) -> Tensor:
         """Compute softmax(q kᵀ scale + mask) → dropout → v, in float32 where the tensors are of half precision."""
         kind = query.dtype
         if kind in (torch.float16, torch.bfloat16):
@@ -435,7 +472,7 @@ class WholeDraws:
         weights = self._dropout("dropout", torch._C._VariableFunctions.dropout, weights, dropout_p, True)
         return (weights @ value).to(kind)
 
-    def _many_heads(self, name: str, original: Any, query: Any, *args: Any, **options: Any) -> Any:
+    def _many_heads(self, name: str, original: _Draw, query: Tensor, *args: int, **options: int) -> Tensor:
         """Cut weights of attention, which have the heads of a sample one after another in the first dimension."""
         assert self.rows is not None
         heads = args[3] if len(args) > 3 else options["num_heads"]
@@ -461,7 +498,7 @@ _DROPOUTS = tuple(
     name + end for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout") for end in ("", "_")
 )
 # The functional forms of dropout look theirs up in torch._VF.
-_DRAWING: tuple[tuple[Any, tuple[str, ...], Any], ...] = (
+_DRAWING: tuple[tuple[object, tuple[str, ...], _Draw], ...] = (
     (torch, ("rand", "randn"), WholeDraws._rand),
     (torch, ("randint",), WholeDraws._randint),
     (torch, ("randperm",), WholeDraws._randperm),
@@ -473,9 +510,9 @@ _DRAWING: tuple[tuple[Any, tuple[str, ...], Any], ...] = (
         WholeDraws._in_place,
     ),
     (torch, ("bernoulli",), WholeDraws._bernoulli),
-    (torch.Tensor, ("bernoulli",), WholeDraws._bernoulli),
+    (Tensor, ("bernoulli",), WholeDraws._bernoulli),
     (torch, ("multinomial",), WholeDraws._multinomial),
-    (torch.Tensor, ("multinomial",), WholeDraws._multinomial),
+    (Tensor, ("multinomial",), WholeDraws._multinomial),
     (torch, ("poisson", "binomial", "_standard_gamma", "_sample_dirichlet"), WholeDraws._refused),
     (torch, ("rrelu", "rrelu_"), WholeDraws._rrelu),
     (torch._VF, _DROPOUTS, WholeDraws._dropout),

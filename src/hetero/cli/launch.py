@@ -1,0 +1,70 @@
+"""`hetero launch`: the user's own training script in one process for each device.
+
+In: a script, its arguments, options. Out: what the script prints, and its exit code. The work is in `hetero.train`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hetero.cli.options import Config, Devices, Settings, as_setting
+from hetero.cli.train import need_torch
+from hetero.floor.errors import BadValueError
+
+__all__ = ["launch"]
+
+
+def launch(
+    script: Annotated[str, typer.Argument(help="Training script; it calls hetero.train.init().")],
+    args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
+    config: Config = None,
+    devices: Devices = None,
+    set_: Settings = None,
+    shares: Annotated[str, typer.Option(help="auto, equal, or samples: 'cuda:0=96,cpu:0=32'.")] = "auto",
+    check_steps: Annotated[
+        int, typer.Option(min=0, help="First steps that are compared with one device; 0 compares none.")
+    ] = 2,
+    check_only: Annotated[bool, typer.Option("--check-only", help="End after these steps.")] = False,
+    no_strict: Annotated[
+        bool, typer.Option("--no-strict", help="Go on where the result would not be that of one device.")
+    ] = False,
+    prints: Annotated[str, typer.Option(help="Whose output is shown: main or all.")] = "main",
+    timeout: Annotated[float, typer.Option(min=1.0, help="Longest wait between two steps, in seconds.")] = 1800.0,
+) -> None:
+    """Run a training script in one process for each device, each with its part of every batch.
+
+    The script calls hetero.train.init(), and prepares its model, optimizer and loader with what that returns.
+    """
+    need_torch()
+    from hetero.session.config import load
+    from hetero.session.config_here import find_devices
+    from hetero.train import launch as launching
+
+    if prints not in launching.PRINTS:
+        raise BadValueError(f"--prints {prints!r}", remedy="give main or all")
+    if check_only and not check_steps:
+        raise BadValueError("--check-only with --check-steps 0 would do nothing", remedy="give 1 or more steps")
+    chosen = [] if devices is None else [as_setting("devices", devices)]
+    found = find_devices(load(config, set=[*chosen, *(set_ or [])]))
+    options = launching.LaunchOptions(
+        strict=not no_strict,
+        check_steps=check_steps,
+        check_only=check_only,
+        shares=_shares(shares),
+        timeout_s=timeout,
+        prints=prints,
+    )
+    raise typer.Exit(launching.launch(script, args or [], found, options))
+
+
+def _shares(text: str) -> str | dict[str, int]:
+    if text in ("auto", "equal"):
+        return text
+    try:
+        return {name.strip(): int(count) for name, _, count in (part.partition("=") for part in text.split(","))}
+    except ValueError:
+        raise BadValueError(
+            f"--shares {text!r}", remedy="give auto, equal, or samples as in 'cuda:0=96,cpu:0=32'"
+        ) from None

@@ -1,0 +1,677 @@
+"""A process of `hetero launch` among the others: parts of batches, gradients of whole ones, a comparison at first.
+
+In: what the launching program told, the script's models and losses. Out: gradients of the whole batch.
+It must not own the loop, nor know how processes are started.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import random
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from hetero.backends.cpu import hold_threads
+from hetero.comm.errors import DisagreementError, GroupBrokenError, LineClosedError
+from hetero.comm.group import Group
+from hetero.comm.lines import Line
+from hetero.comm.rendezvous import Library
+from hetero.drive.throttle import Throttle
+from hetero.floor import clock
+from hetero.floor.errors import BadValueError, HeteroError
+from hetero.model.device import KINDS
+from hetero.plan.training.shares import given_shares
+from hetero.train import fleet, global_norm
+from hetero.train.launch import LaunchedProcess
+from hetero.train.loss_terms import Meaning, Term, meanings_of, terms_of
+from hetero.train.parameter_rows import FirstSteps, ParameterRows, hooks_held, run_hooks
+from hetero.train.share_planner import LearnedShares, counts_of
+from hetero.train.shared_loader import Batch, SharedLoader, map_tensors, moved_to, part_of, rows_of
+from hetero.train.values import TrainingError
+from hetero.train.whole_draws import Rows, WholeDraws
+
+__all__ = ["Member"]
+
+_END_S = 20.0
+_DIFFERENT = (
+    "the processes do different things, as where backward, fleet.sum or batch normalisation in training mode runs in "
+    "one of them only"
+)
+_MOST_CHECKED = 64
+_CHECKED_VALUES = 4096
+
+_autograd_backward = torch.autograd.backward
+
+
+class _Meeting:
+    """Where the processes exchange small values: the launching program; see `hetero.comm.rendezvous.Meeting`."""
+
+    library: Library = "none"
+
+    def __init__(self, line: Line, name: str, rank: int, world: int) -> None:
+        self._line = line
+        self._name = name
+        self._rank = rank
+        self._world = world
+
+    def exchange(self, word: str, mine: bytes, deadline_s: float) -> list[bytes]:
+        """Publish a value under a key; return what each member published under it, by rank."""
+        key = f"{self._name}/{word}"
+        self._line.send("exchange", key, self._rank, self._world, mine)
+        until_s = clock.monotonic_s() + deadline_s
+        while (left_s := until_s - clock.monotonic_s()) > 0.0:
+            message = self._line.receive(left_s)
+            if message is not None and message[:2] == ("exchanged", key):
+                values: list[bytes] = message[2]
+                return values
+        raise GroupBrokenError(f"not all processes came to {word!r} within {deadline_s:g} s")
+
+    def store(self) -> NoReturn:
+        """Return torch's store of keys; there is none."""
+        raise AssertionError("this meeting has no store")
+
+
+class Member(fleet.TrainingFleet):
+    """One of several processes that `hetero launch` has started."""
+
+    def __init__(self, told: LaunchedProcess) -> None:
+        super().__init__()
+        self._told = told
+        self._options = told.options
+        self.rank = told.rank
+        self.devices = told.devices
+        self.device = torch.device(KINDS[told.kind].torch_place(told.index))
+        self.seed = told.options.seed
+        self._checks = told.checks
+        if self.device.type == "cpu":
+            hold_threads(told.cores, torch.get_num_threads, torch.set_num_threads)
+        else:
+            getattr(torch, self.device.type).set_device(self.device)
+        self._line = Line.dial(told.address)
+        self._line.send("arrived", self.rank)
+        self._world = len(told.devices)
+        self._everybody = Group(self.rank, self._world + told.has_check, self._meeting("everybody", told.has_check))
+        self._group = Group(self.rank, self._world, self._meeting("members")) if not self._checks else Group(0, 1)
+        for group in (self._everybody, self._group):
+            group.deadline_s = told.options.timeout_s
+        self._first_steps = FirstSteps(self._everybody, rough=len(set(self._kinds())) > 1)
+        self._managed: list[ParameterRows] = []
+        self._known: set[int] = set()
+        self._steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._stepped_now: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._stepped_before: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._by_split = False
+        self._given = 0
+        self._reductions = 0
+        self._ways: dict[tuple[str, ...], tuple[Meaning, ...]] = {}
+        self._pending: list[tuple[Tensor, Tensor]] = []
+        self._syncs = True
+        self._defers = False
+        self._rows = Rows(0, 1, 1)
+        self._split = False
+        self._throttle = Throttle(told.throttle_frac)
+        self._begun_s = clock.monotonic_s()
+        self._waited_s = 0.0
+        self._learning = LearnedShares(self._world)
+        self._fresh = False
+        self.shares = self._first_shares()
+        self._draws = WholeDraws()
+        self._share_generators()
+        if self._world > 1:
+            self._take_over()
+        atexit.register(self._close)
+
+    # --- the beginning -------------------------------------------------------------------------------------
+
+    def _meeting(self, name: str, more: int = 0) -> _Meeting:
+        return _Meeting(self._line, name, self.rank, self._world + more)
+
+    def _first_shares(self) -> tuple[float, ...]:
+        given = self._options.shares
+        if isinstance(given, str):
+            return (1.0,) * self._world
+        return tuple(float(share) for share in given_shares(given, self.devices, sum(given.values())))
+
+    def _share_generators(self) -> None:
+        """Set in all processes the first one's random numbers."""
+        state = pickle.dumps((torch.get_rng_state(), np.random.get_state(), random.getstate()))
+        with self._ended_together():
+            meeting = self._meeting("generators", self._told.has_check)
+            told = meeting.exchange("generators", state if self.rank == 0 else b"", self._options.timeout_s)
+        torchs, numpys, pythons = pickle.loads(told[0])
+        torch.set_rng_state(torchs)
+        np.random.set_state(numpys)
+        random.setstate(pythons)
+        if self.device.type != "cpu":
+            getattr(torch, self.device.type).manual_seed(torch.initial_seed())
+
+    def _take_over(self) -> None:
+        """Replace what a loop calls by what knows of the other processes."""
+        torch.Tensor.backward = _launched_backward
+        torch.autograd.backward = _launched_autograd_backward
+        self._draws.install()
+        global_norm.install(self._group_for)
+
+    def _group_for(self, batch: Tensor) -> _Timed | None:
+        """Return over whom a batch is normalised: nobody else where it is none that was cut."""
+        rows = self._draws.rows
+        if self._checks or rows is None or len(batch) % rows.count or len(batch) == rows.whole > rows.count:
+            return None
+        return _Timed(self)
+
+    @property
+    def _all(self) -> Group:
+        """All processes, the one that checks too, as long as it is there."""
+        return self._group if self._first_steps.is_over else self._everybody
+
+    def _kinds(self) -> list[str]:
+        return [name.rpartition("/")[2].partition(":")[0] for name in self.devices]
+
+    # --- what is prepared ----------------------------------------------------------------------------------
+
+    def _prepared_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        found = super()._prepared_model(model)
+        if self._world > 1:
+            names = [name for name, _ in found.named_parameters()]
+            self._manage(type(model).__name__, names, list(found.parameters()))
+            self._level(found)
+        return found
+
+    def _prepared_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        if self._world == 1 or optimizer in self._steps:
+            return optimizer
+        if isinstance(optimizer, torch.optim.SparseAdam):
+            raise BadValueError(
+                "SparseAdam needs sparse gradients, and those of several processes travel dense",
+                remedy="take torch.optim.Adam, and Embedding without sparse=True",
+            )
+        own = [each for group in optimizer.param_groups for each in group["params"] if id(each) not in self._known]
+        if own:
+            self._manage(type(optimizer).__name__, [f"parameter {number}" for number in range(len(own))], own)
+        self._steps[optimizer] = 0
+        optimizer.register_step_pre_hook(self._with_whole_losses)
+        optimizer.register_step_post_hook(lambda one, args, options: self._stepped(one))
+        return optimizer
+
+    def _with_whole_losses(self, _: Optimizer, args: tuple[Batch, ...], options: dict[str, Batch]) -> Batch:
+        """Wrap the closure of an optimizer to return the loss of the whole batch: decisions rest on it."""
+        places = [(args[1:], 0)] if len(args) > 1 else []
+        closure = places[0][0][0] if places else options.get("closure")
+        if closure is None:
+            return None
+
+        def whole() -> object:
+            found = closure()
+            if self._loss is None or not isinstance(found, Tensor):
+                return found
+            return found.detach().clone().fill_(self._loss)
+
+        return ((args[0], whole, *args[2:]), options) if places else (args, {**options, "closure": whole})
+
+    def _prepared_loader(self, loader: DataLoader[Batch]) -> Batch:
+        return SharedLoader(loader, self) if self._world > 1 else super()._prepared_loader(loader)
+
+    def _manage(self, label: str, names: list[str], parameters: list[Tensor]) -> None:
+        pairs = [(name, each) for name, each in zip(names, parameters, strict=True) if id(each) not in self._known]
+        self._known.update(id(each) for _, each in pairs)
+        self._managed.append(ParameterRows(label, [name for name, _ in pairs], [each for _, each in pairs]))
+
+    def _level(self, model: torch.nn.Module) -> None:
+        """Set in all processes the main one's weights."""
+        with self._ended_together(), torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                host = tensor.detach().to("cpu").contiguous()
+                if host.numel() and not host.is_complex():
+                    sent = host.view(torch.uint8) if host.dim() else host.reshape(1).view(torch.uint8)
+                    self._all.broadcast(sent.numpy(), 0)
+                    if self.rank:
+                        tensor.copy_(host)
+
+    # --- batches -------------------------------------------------------------------------------------------
+
+    @property
+    def global_batch(self) -> int:
+        """See `TrainingFleet.global_batch`."""
+        return self._rows.whole if self._split else 0
+
+    def hand_out(self, rows: Rows) -> None:
+        """Record which rows of a batch the script gets next."""
+        self._rows, self._split = rows, True
+        self._draws.rows = None if self._checks else Rows(rows.begin, max(1, rows.count), rows.whole)
+        self._begun_s, self._waited_s, self._fresh = clock.monotonic_s(), 0.0, True
+        self._throttle.restart()
+        self._stepped_before, self._stepped_now = self._stepped_now, weakref.WeakSet()
+        self._by_split, self._draws.folded, self._draws.dim = False, True, 0
+
+    def end_of_batches(self) -> None:
+        """Record that what is drawn from here on is not for a batch."""
+        self._draws.rows = None
+
+    def place(self, batch: Batch) -> Batch:
+        """Return a batch on this process's device."""
+        return batch if self.device.type == "cpu" else moved_to(self.device, batch)
+
+    def split(self, *batch: Batch, dim: int = 0) -> Batch:
+        """See `TrainingFleet.split`."""
+        self._check_own()
+        found = batch[0] if len(batch) == 1 else batch
+        if self._world == 1:
+            return found
+        sizes: list[int] = []
+        map_tensors(lambda part: sizes.append(part.shape[dim]) if getattr(part, "ndim", 0) > dim else None, found)
+        if not sizes and isinstance(found, list):
+            sizes = [len(found)]
+        if not sizes:
+            raise BadValueError("split() was given no tensor with rows", remedy="give a batch of tensors")
+        rows = self.rows_for(self.shares, sizes[0])
+        self._given = _checksum(found)
+        own = part_of(found, rows if rows.count else Rows(0, 1, rows.whole), dim) if rows.whole > 1 else found
+        self.hand_out(rows)
+        # Its end is not seen as that of a loader: it is where all have stepped. The next one is drawn before.
+        self._by_split, self._draws.folded, self._draws.dim = True, False, dim
+        return self.place(own)
+
+    def rows_for(self, shares: Sequence[float], samples: int) -> Rows:
+        """Return this process's rows of a batch of so many samples."""
+        return Rows(0, samples, samples) if self._checks else rows_of(counts_of(shares, samples), self.rank)
+
+    # --- gradients -----------------------------------------------------------------------------------------
+
+    def backward(self, loss: Tensor, weight: float | None = None, **kwargs: Batch) -> None:
+        """See `TrainingFleet.backward`."""
+        self._check_own()
+        if self._world == 1:
+            fleet.backward(loss, **kwargs)
+            return
+        if kwargs.get("create_graph"):
+            raise BadValueError(
+                "backward(create_graph=True) would need gradients of gradients of other processes",
+                remedy="take torch.autograd.grad(..., create_graph=True) for the penalty, and backward() for the sum",
+            )
+        self._pass(loss, weight, kwargs)
+
+    def _pass(self, loss: Tensor, weight: float | None, options: dict[str, Batch]) -> None:
+        """Do one backward pass, weighted as the loss needs it, and exchange what came of it."""
+        stashed = self._set_aside()
+        self._loss = None
+        with hooks_held(self._managed) as hooks:
+            self._syncs = not self._defers or bool(hooks)  # a hook sees the gradient of each pass
+            if self._checks:
+                fleet.backward(loss, **options)
+            else:
+                self._weighted(loss, weight, options)
+        if not self._syncs:
+            self._pending += self._set_aside()
+        elif self._checks:
+            self._add(self._pending)
+            with self._ended_together():
+                self._first_steps.show(self._touched(), float(_drawn()))
+        if self._syncs:
+            self._pending = []
+            run_hooks(hooks)
+        self._add(stashed)
+        self._reductions += self._syncs
+        if not self._steps:
+            self._count_down()
+
+    def _weighted(self, loss: Tensor, weight: float | None, options: dict[str, Batch]) -> None:
+        if options.get("gradient") is not None or not loss.requires_grad:
+            terms: tuple[Term, ...] = (Term("loss with a gradient", loss.grad_fn),)
+        else:
+            terms = terms_of(loss) if weight is None else (Term("given", loss.grad_fn, float(weight)),)
+        signature = tuple(term.name for term in terms)
+        ways = [self._ways[signature]] if signature in self._ways else list(meanings_of(terms))
+        checking = self._syncs and not self._first_steps.is_over
+        if not checking or weight is not None:
+            del ways[1:]
+        if not checking and signature not in self._ways and not all(term.is_known for term in terms):
+            self._note_unknown(terms)
+        apart = ""
+        for number, way in enumerate(ways):
+            retain = bool(options.get("retain_graph")) or number + 1 < len(ways)
+            self._run(loss, terms, way, {**options, "retain_graph": retain})
+            if not self._syncs:
+                self._ways.setdefault(signature, way)
+                return
+            with self._ended_together():
+                self._reduce(loss)
+                apart = self._first_steps.compare(self._touched(), last=number + 1 == len(ways)) if checking else ""
+            if not apart:
+                break
+        if apart and self._options.strict:
+            if self._first_steps.drawn != float(_drawn()):
+                self._refuse_draws()
+            self._refuse(terms, apart)
+        self._ways[signature] = ways[0] if apart else way
+        if self._loss is not None and not loss.is_leaf and not options.get("retain_graph"):
+            loss.detach().fill_(self._loss)
+
+    def _run(self, loss: Tensor, terms: Sequence[Term], way: Sequence[Meaning], options: dict[str, Batch]) -> None:
+        """Run the backward pass with each term weighted by what it means."""
+        for each in self._managed:
+            for parameter in each.parameters:
+                parameter.grad = None
+        factors = self._factors(terms, way)
+        if len(set(factors)) == 1:
+            seed: Tensor | None = options.pop("gradient", None)
+            seed = torch.full_like(loss, factors[0]) if seed is None else seed * factors[0]
+            self._factor = factors[0]
+            fleet.backward(loss, gradient=seed, **options)
+            return
+        self._factor = None
+        hooks = [term.node.register_prehook(_scaling(factor)) for term, factor in zip(terms, factors, strict=True)]
+        try:
+            fleet.backward(loss, **options)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _factors(self, terms: Sequence[Term], way: Sequence[Meaning]) -> list[float]:
+        """Return what each term is multiplied by in this process, so that the parts add up to the whole batch."""
+        own = [term.counts(meaning) for term, meaning in zip(terms, way, strict=True)]
+        none = self._split and not self._rows.count
+        totals = list(own)
+        if any(count == count for count in own):
+            counts = [0.0 if none or count != count else count for count in own]
+            row = torch.tensor(counts, dtype=torch.float64)
+            with self._ended_together():
+                self._all_reduce(row)
+            totals = row.tolist()
+        share = self._rows.count / self._rows.whole if self._split else 1.0 / self._world
+        known: dict[str, float] = {"samples": share, "once": 1.0 / self._world, "sum": 0.0 if none else 1.0}
+        if not self._split:
+            known["sum"] = share
+        return [
+            known[meaning] if meaning in known else (0.0 if none or not total else count / total)
+            for meaning, count, total in zip(way, own, totals, strict=True)
+        ]
+
+    def _all_reduce(self, row: Tensor) -> None:
+        begun_s = clock.monotonic_s()
+        self._group.all_reduce(row)
+        self._waited_s += clock.monotonic_s() - begun_s
+
+    def _reduce(self, loss: Tensor) -> None:
+        """Add up the gradients over the processes; those that nobody has stay None."""
+        if self._throttle.active:
+            self._throttle.pause()
+        busy_s = clock.monotonic_s() - self._begun_s - self._waited_s
+        self._add(self._pending)
+        touched = self._touched()
+        used = [float(one.grad is not None) for each in touched for one in each.parameters]
+        value = float(loss.detach()) * self._factor if self._factor is not None and loss.numel() == 1 else 0.0
+        header = torch.zeros(1 + 3 * self._world + len(used), dtype=torch.float64)
+        header[0] = value
+        header[1 + self.rank] = busy_s
+        header[1 + self._world + self.rank] = float(_drawn())
+        header[1 + 2 * self._world + self.rank] = float(self._given)
+        header[1 + 3 * self._world :] = torch.tensor(used, dtype=torch.float64)
+        self._group.all_reduce(header)
+        numbers: list[float] = header.tolist()
+        self._compare_draws(numbers[1 + self._world : 1 + 2 * self._world])
+        self._compare_given(numbers[1 + 2 * self._world : 1 + 3 * self._world])
+        flags = iter(numbers[1 + 3 * self._world :])
+        for each in touched:
+            each.add_up(self._group, [next(flags) > 0.0 for _ in each.parameters])
+        self._loss = numbers[0] if self._factor is not None and loss.numel() == 1 else None
+        self._learn(numbers[1 : 1 + self._world])
+        self._begun_s, self._waited_s = clock.monotonic_s(), 0.0
+        self._throttle.restart()
+
+    def _touched(self) -> list[ParameterRows]:
+        return [each for each in self._managed if each.has_gradients]
+
+    def _set_aside(self) -> list[tuple[Tensor, Tensor]]:
+        """Take the gradients of earlier passes off the parameters; they are those of whole batches already."""
+        found = [(one, one.grad) for each in self._managed for one in each.parameters if one.grad is not None]
+        for parameter, _ in found:
+            parameter.grad = None
+        return found
+
+    @staticmethod
+    def _add(gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
+
+    _factor: float | None = None
+    _loss: float | None = None
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """See `TrainingFleet.no_sync`."""
+        self._check_own()
+        before, self._defers = self._defers, True
+        try:
+            yield
+        finally:
+            self._defers = before
+
+    # --- the check -----------------------------------------------------------------------------------------
+
+    def _stepped(self, optimizer: Optimizer) -> None:
+        self._steps[optimizer] += 1
+        self._stepped_now.add(optimizer)
+        if self._by_split and self._stepped_now >= self._stepped_before:
+            self.end_of_batches()
+        self._count_down()
+
+    def _count_down(self) -> None:
+        """End the check when every optimizer has done its steps."""
+        if self._first_steps.is_over:
+            return
+        wanted = self._options.check_steps
+        done = min(self._steps.values()) if self._steps else self._reductions
+        if done < wanted and self._reductions < _MOST_CHECKED * wanted:
+            return
+        self._first_steps.is_over = True
+        with self._ended_together():
+            self._everybody.all_reduce(np.zeros(1))
+            if self._checks or self._options.check_only:
+                if self.is_main:
+                    self._line.send("report", "the first steps are those of one device")
+                self._line.send("done", self.rank)
+                _leave_now()
+
+    def _refuse(self, terms: Sequence[Term], where: str) -> NoReturn:
+        names = ", ".join(term.name.replace("Backward0", "").replace("Backward1", "") for term in terms)
+        words = (
+            f"parts of a batch do not add up to the batch: the gradients of {where} differ from those of one device, "
+            f"for a loss made of {names}"
+        )
+        self._end_with(
+            BadValueError(
+                words,
+                remedy="something mixes the samples of a batch, or the loss is normalised by its own batch: give "
+                "fleet.backward(loss, weight=what its mean divides by), or start with --no-strict",
+            )
+        )
+
+    def _note_unknown(self, terms: Sequence[Term]) -> None:
+        if self.is_main:
+            names = ", ".join(term.name for term in terms)
+            self._line.send("note", f"a loss made of {names} was not compared; its parts count by their samples")
+
+    def _compare_draws(self, drawn: Sequence[float]) -> None:
+        if len(set(drawn)) > 1 and self._options.strict:
+            self._refuse_draws()
+
+    def _compare_given(self, given: Sequence[float]) -> None:
+        if len(set(given)) > 1 and self._options.strict:
+            self._end_with(
+                BadValueError(
+                    "fleet.split was given different batches by the processes",
+                    remedy="make the batch alike in all of them, with random numbers that all draw",
+                )
+            )
+
+    def _refuse_draws(self) -> NoReturn:
+        self._end_with(
+            BadValueError(
+                "the processes have drawn different random numbers: a part of the script that draws runs in one "
+                "process only, as an evaluation under fleet.is_main, or something draws for each sample of its "
+                "part in a way that cannot be cut to the rows of a batch, as dropout=0.5 inside nn.LSTM",
+                remedy="run it in all processes and print in the main one, draw with torch.rand, torch.randn or "
+                "torch.nn.functional.dropout, or start with --no-strict",
+            )
+        )
+
+    # --- shares --------------------------------------------------------------------------------------------
+
+    def _learn(self, busy_s: Sequence[float]) -> None:
+        if not self._fresh or not self._split or self._options.shares != "auto":
+            return
+        self._fresh = False
+        whole = self._rows.whole
+        counts = counts_of(self.shares, whole)
+        better = self._learning.observed(counts, busy_s) if self._first_steps.is_over else None
+        if better is not None:
+            self.shares = tuple(float(share) for share in better)
+
+    # --- other things that all do --------------------------------------------------------------------------
+
+    def gather(self, rows: Batch) -> Batch:
+        """See `TrainingFleet.gather`."""
+        self._check_own()
+        if self._checks or self._world == 1:
+            return super().gather(rows)
+        with self._ended_together():
+            return map_tensors(self._gathered, rows)
+
+    def _gathered(self, rows: Tensor) -> Tensor:
+        own = torch.as_tensor(rows).detach().to("cpu")
+        counts = np.zeros(self._world, dtype=np.int64)
+        counts[self.rank] = 0 if self._split and not self._rows.count else len(own)
+        self._group.all_reduce(counts)
+        begin = int(counts[: self.rank].sum())
+        sent = own.to(torch.float64 if own.is_floating_point() else torch.int64)
+        whole = torch.zeros((int(counts.sum()), *own.shape[1:]), dtype=sent.dtype)
+        whole[begin : begin + int(counts[self.rank])] = sent[: int(counts[self.rank])]
+        self._group.all_reduce(whole)
+        found = whole.to(own.dtype)
+        return found.to(rows.device) if isinstance(rows, Tensor) else found.numpy()
+
+    def sum(self, value: object) -> Tensor:
+        """See `TrainingFleet.sum`."""
+        self._check_own()
+        given = torch.as_tensor(value).detach()
+        if self._checks or self._world == 1:
+            return given
+        row = given.to("cpu", torch.float64 if given.is_floating_point() else torch.int64, copy=True).reshape(-1)
+        with self._ended_together():
+            self._group.all_reduce(row)
+        return row.reshape(given.shape).to(given.device, given.dtype)
+
+    def wait(self) -> None:
+        """See `TrainingFleet.wait`."""
+        self._check_own()
+        if self._world > 1:
+            with self._ended_together():
+                self._all.all_reduce(np.zeros(1))
+
+    # --- the end -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _ended_together(self) -> Iterator[None]:
+        """End all processes where one does not come: the launching program knows whose fault it is."""
+        try:
+            yield
+        except DisagreementError as error:
+            self._report("broken", f"{_DIFFERENT}: {error.problem}")
+            raise
+        except (GroupBrokenError, LineClosedError) as error:
+            self._report("broken", str(error))
+            raise TrainingError(str(error)) from None
+
+    def _end_with(self, error: HeteroError) -> NoReturn:
+        self._report("refused", str(error))
+        raise error
+
+    def _report(self, word: str, text: str) -> None:
+        try:
+            self._line.send(word, self.rank, text)
+        except LineClosedError:
+            return
+        sys.stdout.flush()
+        clock.sleep(_END_S)
+
+    def _close(self) -> None:
+        if not self.is_own:
+            return
+        for group in (self._group, self._everybody):
+            group.close()
+        self._line.close()
+
+
+class _Timed:
+    """The group as the layers see it that exchange in the forward pass; that counts as waiting."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self.rank = member.rank
+        self.world_size = member.world_size
+
+    def all_reduce(self, row: Tensor) -> None:
+        """Add a row up over the processes."""
+        with self._member._ended_together():
+            self._member._all_reduce(row)
+
+
+def _scaling(factor: float) -> Callable[[Sequence[Tensor | None]], tuple[Tensor | None, ...]]:
+    return lambda gradients: tuple(None if each is None else each * factor for each in gradients)
+
+
+def _checksum(batch: Batch) -> int:
+    """Return a number that tells a batch by the first rows of its tensors and arrays."""
+    found = [0]
+
+    def add(part: Tensor) -> Tensor:
+        some = torch.as_tensor(part).detach().reshape(-1)[:_CHECKED_VALUES].to("cpu")
+        found[0] = crc32(some.contiguous().view(torch.uint8).numpy(), found[0])
+        return part
+
+    map_tensors(add, batch)
+    return found[0]
+
+
+def _drawn() -> int:
+    """Return a number that tells the state of torch's generator."""
+    return crc32(torch.get_rng_state().numpy())
+
+
+def _launched_backward(
+    self: Tensor,
+    gradient: object = None,
+    retain_graph: object = None,
+    create_graph: bool = False,
+    inputs: object = None,
+) -> None:
+    options = {"gradient": gradient, "retain_graph": retain_graph, "create_graph": create_graph, "inputs": inputs}
+    fleet.init().backward(self, None, **options)
+
+
+def _launched_autograd_backward(tensors: Tensor | Sequence[Tensor], *args: object, **options: object) -> None:
+    """Stand in for `torch.autograd.backward`; torch.Tensor's own goes by it with more arguments."""
+    if args or options:
+        _autograd_backward(tensors, *args, **options)
+        return
+    first, *others = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    sum(others, first).backward()
+
+
+def _leave_now() -> NoReturn:
+    """End this process without what the script does at its end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -1,0 +1,149 @@
+"""What a loss is made of, read from autograd's graph: which parts are means over what, and which are sums.
+
+In: the loss of one process. Out: its terms, each with what it divides by, so that parts of a batch can be weighted.
+It must not talk to others or run a backward pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+__all__ = ["Meaning", "Term", "meanings_of", "terms_of"]
+
+Meaning = Literal["mean", "sum", "divided", "samples", "once"]
+"""How the parts of a term add up to that of the whole batch.
+
+* ``mean``: each part counts by what its mean divides by;
+* ``sum``: parts are added;
+* ``divided``: a sum that the script divides by something of its own batch, by which each part counts;
+* ``samples``: each part counts by its samples;
+* ``once``: every process computes the same, as with a penalty on the parameters.
+"""
+
+_PASSED = frozenset(
+    {
+        "AddBackward0", "SubBackward0", "RsubBackward0", "NegBackward0", "CloneBackward0", "ToCopyBackward0",
+        "ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0", "AliasBackward0", "UnsqueezeBackward0",
+        "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "ExpandBackward0",
+    }
+)  # fmt: skip
+_MOST_TERMS = 16
+_MOST_WAYS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One part of a loss.
+
+    Attributes
+    ----------
+    name
+        Of autograd's node.
+    node
+        The node, which takes hooks.
+    weight
+        What its mean divides by, NaN where it is no mean that is known.
+    divisor
+        What the script divides its sum by, NaN where it does not.
+    """
+
+    name: str
+    node: Node
+    weight: float = math.nan
+    divisor: float = math.nan
+
+    def counts(self, meaning: Meaning) -> float:
+        """Return by what a part counts under a meaning, NaN where that needs nothing of the others."""
+        return {"mean": self.weight, "divided": self.divisor}.get(meaning, math.nan)
+
+    @property
+    def meanings(self) -> tuple[Meaning, ...]:
+        """What this term may mean, the likeliest first."""
+        if self.weight == self.weight:
+            return ("mean", "samples", "once")
+        if self.name.startswith("SumBackward") or self.name.endswith("(sum)"):
+            return ("sum", "divided", "once") if self.divisor == self.divisor else ("sum", "once", "samples")
+        return ("samples", "sum", "once")
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether its first meaning follows from torch's own definition."""
+        return self.meanings[0] != "samples" and self.divisor != self.divisor
+
+
+def terms_of(loss: Tensor) -> tuple[Term, ...]:
+    """Return the terms that a loss is the sum of, with constant factors between.
+
+    Examples
+    --------
+    >>> weights = torch.ones(3, requires_grad=True)
+    >>> loss = (weights * torch.arange(3.0)).mean() / 4 + weights.pow(2).sum()
+    >>> [(term.name, term.weight) for term in terms_of(loss)]
+    [('MeanBackward0', 3.0), ('SumBackward0', nan)]
+    """
+    found = list(_walk(loss.grad_fn, math.nan))
+    return tuple(found) if len(found) <= _MOST_TERMS else (Term("many terms", loss.grad_fn),)
+
+
+def meanings_of(terms: Sequence[Term]) -> Iterator[tuple[Meaning, ...]]:
+    """Yield what the terms may mean together, the likeliest first."""
+    ways = product(*(term.meanings for term in terms))
+    for number, way in enumerate(sorted(ways, key=lambda way: _unlikely(terms, way))):
+        if number == _MOST_WAYS:
+            return
+        yield way
+
+
+def _unlikely(terms: Sequence[Term], way: Sequence[Meaning]) -> int:
+    return sum(term.meanings.index(meaning) for term, meaning in zip(terms, way, strict=True))
+
+
+def _walk(node: Node, divisor: float) -> Iterator[Term]:
+    """Yield the terms below a node of one number; `divisor` is what the way down has divided by."""
+    if node is None:
+        return
+    name = node.name()
+    after = [each for each, _ in node.next_functions]
+    if name in _PASSED or (name.startswith("MulBackward") and sum(each is not None for each in after) == 1):
+        for each in after:
+            yield from _walk(each, divisor)
+    elif name.startswith("DivBackward") and after[0] is not None and (len(after) < 2 or after[1] is None):
+        yield from _walk(after[0], _number(getattr(node, "_saved_other", None), divisor))
+    else:
+        yield _reduced(name, node, divisor)
+
+
+def _number(value: Tensor | float | None, otherwise: float) -> float:
+    if isinstance(value, int | float):
+        return float(value)
+    return otherwise if value is None or value.numel() != 1 or value.is_meta else float(value)
+
+
+def _reduced(name: str, node: Node, divisor: float) -> Term:
+    if name == "MeanBackward0":
+        return Term(name, node, float(node._saved_self_sym_numel))
+    if name == "MeanBackward1":
+        sizes, dims = node._saved_self_sym_sizes, node._saved_dim
+        return Term(name, node, float(math.prod(sizes[_signed(dim, len(sizes))] for dim in dims or range(len(sizes)))))
+    if name.startswith("SumBackward"):
+        return Term(name, node, divisor=divisor)
+    reduction = getattr(node, "_saved_reduction", None)
+    if reduction == 1:
+        total = getattr(node, "_saved_total_weight", None)
+        weight = float(total) if total is not None else float(node._saved_self.numel())
+        return Term(name, node, weight)
+    if reduction == 2:
+        return Term(f"{name}(sum)", node, divisor=divisor)
+    return Term(name, node)
+
+
+def _signed(dim: int, dims: int) -> int:
+    """Return a dimension that autograd has saved as an unsigned number."""
+    return dim if dim < dims else dim - 2**64

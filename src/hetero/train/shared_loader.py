@@ -1,0 +1,285 @@
+"""A DataLoader whose batches come in parts: each process of `hetero launch` reads its own rows of the same batch.
+
+In: the user's loader, who has how many rows. Out: batches of own rows, in the order in which one process has them.
+It must not choose the shares, and must not know gradients.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
+
+from hetero.floor.errors import BadValueError
+from hetero.train.data import generators_kept
+from hetero.train.keyed_random import sample_seed
+from hetero.train.whole_draws import Rows
+
+__all__ = ["BatchOwner", "SharedLoader", "map_tensors", "moved_to", "part_of", "rows_of"]
+
+_KEPT = (
+    "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
+    "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order",
+)  # fmt: skip
+
+Batch = Any
+"""What a loader yields: tensors, arrays, and tuples, lists and dicts of them; the user's own classes too."""
+
+
+class BatchOwner(Protocol):
+    """What a loader asks its fleet."""
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Who has how much of a batch from now on; equal in all processes."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Of what is keyed by sample."""
+        ...
+
+    def rows_for(self, shares: Sequence[float], samples: int) -> Rows:
+        """Return this process's rows of a batch of so many samples."""
+        ...
+
+    def hand_out(self, rows: Rows) -> None:
+        """Record that the next batch has these rows."""
+        ...
+
+    def place(self, batch: Batch) -> Batch:
+        """Return a batch on this process's device."""
+        ...
+
+    def end_of_batches(self) -> None:
+        """Record that what is drawn from here on is not for a batch."""
+        ...
+
+
+def rows_of(counts: Sequence[int], rank: int) -> Rows:
+    """Return which rows of a batch a process has.
+
+    Examples
+    --------
+    >>> rows_of((96, 32), 1)
+    Rows(begin=96, count=32, whole=128)
+    """
+    ends = [0, *accumulate(counts)]
+    return Rows(ends[rank], counts[rank], ends[-1])
+
+
+def map_tensors(function: Callable[[Tensor], object], value: Batch) -> Batch:
+    """Return a batch with a function applied to each tensor and array in it; other things stay as they are."""
+    if isinstance(value, Tensor | np.ndarray):
+        return function(value)
+    if isinstance(value, Mapping):
+        found = {name: map_tensors(function, part) for name, part in value.items()}
+        kind: Batch = type(value)
+        try:
+            return kind(found)
+        except TypeError:
+            return found
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(function, part) for part in value))
+    if isinstance(value, list | tuple):
+        return type(value)(map_tensors(function, part) for part in value)
+    return value
+
+
+def moved_to(device: torch.device, batch: Batch) -> Batch:
+    """Return a batch on a device, by its own `to` where it has one."""
+    if hasattr(batch, "to") and not isinstance(batch, Tensor):
+        return batch.to(device)
+    return map_tensors(lambda part: part.to(device) if isinstance(part, Tensor) else part, batch)
+
+
+def part_of(value: Batch, rows: Rows, dim: int = 0) -> Batch:
+    """Return the rows of a batch: of each tensor and array whose first dimension is the batch, and of lists so long.
+
+    Parameters
+    ----------
+    dim
+        Where tensors and arrays have the samples.
+
+    Raises
+    ------
+    BadValueError
+        Nothing in it has so many rows.
+    """
+    cut = [0]
+
+    def own(part: Batch) -> Batch:
+        if getattr(part, "ndim", 0) > dim and part.shape[dim] == rows.whole:
+            cut[0] += 1
+            return part[(slice(None),) * dim + (slice(rows.begin, rows.begin + rows.count),)]
+        return part
+
+    def walk(part: Batch) -> Batch:
+        if isinstance(part, list) and len(part) == rows.whole and not any(map(_is_array, part)):
+            cut[0] += 1
+            return part[rows.begin : rows.begin + rows.count]
+        if isinstance(part, list | tuple) and not hasattr(part, "_fields"):
+            return type(part)(walk(each) for each in part)
+        return map_tensors(own, part)
+
+    found = walk(value)
+    if not cut[0]:
+        raise BadValueError(
+            f"no part of a {type(value).__name__} has {rows.whole} rows, so it cannot be cut into parts of a batch",
+            remedy="give tensors whose first dimension is the samples",
+        )
+    return found
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, Tensor | np.ndarray) and bool(value.ndim)
+
+
+class _KeyedDataset:
+    """A dataset whose samples draw numbers of their own, the same whoever reads them."""
+
+    def __init__(self, dataset: Batch, seed: int) -> None:
+        self._dataset = dataset
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, key: tuple[int, object]) -> object:
+        epoch, index = key
+        number = index if isinstance(index, int) else hash(index) & 0x7FFFFFFF
+        seed = sample_seed(self._seed, epoch, number)
+        with generators_kept():
+            torch.default_generator.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed & 0xFFFFFFFF)
+            return self._dataset[index]
+
+
+class _OwnParts:
+    """A batch sampler that yields this process's part of what another one yields."""
+
+    def __init__(self, loader: SharedLoader, batches: Sampler[list[object]]) -> None:
+        self._loader = loader
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[list[object]]:
+        keyed, epoch = self._loader.is_keyed, self._loader.epochs
+        for number, batch in enumerate(self._batches):
+            ids = list(batch)
+            rows = self._loader.rows_for(number, len(ids))
+            mine = ids[rows.begin : rows.begin + rows.count] or ids[:1]
+            yield [(epoch, each) for each in mine] if keyed else mine
+
+
+class SharedLoader:
+    """Hands out this process's part of each batch of a loader.
+
+    Parameters
+    ----------
+    loader
+        The user's; whatever is asked of this object that it does not have itself, it is asked of that one.
+    fleet
+        Who shares with whom.
+
+    Attributes
+    ----------
+    is_keyed
+        Whether the dataset draws random numbers, which are keyed by sample then.
+    epochs
+        How many epochs have begun.
+
+    Notes
+    -----
+    A `collate_fn` of the user's sees the whole batch in every process, and its result is cut: it may pad to the
+    longest, or mix. So are the batches of streams. With workers that read ahead, a new share counts from the first
+    batch that nobody has begun to read, which is the same one in every process.
+    """
+
+    def __init__(self, loader: DataLoader[Batch], fleet: BatchOwner) -> None:
+        self._loader = loader
+        self._fleet = fleet
+        self.epochs = 0
+        self._number = 0
+        self._plans: list[tuple[int, tuple[float, ...]]] = []
+        self._sizes: dict[int, Rows] = {}
+        streams = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
+        streams |= loader.collate_fn is not default_collate  # which may look at all samples, as to pad them
+        self.is_keyed = not streams and _draws(loader.dataset)
+        self._inner: DataLoader[Batch] = loader if streams else self._own()
+        self._streams = streams
+        self._ahead = loader.num_workers * (loader.prefetch_factor or 0)
+
+    def _own(self) -> DataLoader[Batch]:
+        loader = self._loader
+        options = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
+        dataset: Batch = _KeyedDataset(loader.dataset, self._fleet.seed) if self.is_keyed else loader.dataset
+        return DataLoader(dataset, batch_sampler=_OwnParts(self, loader.batch_sampler), **options)
+
+    def __getattr__(self, name: str) -> Batch:
+        if name.startswith("__") or name == "_loader":
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.epochs += 1
+        self._number, self._plans, self._sizes = 0, [(0, self._fleet.shares)], {}
+        try:
+            for batch in self._inner:
+                number, self._number = self._number, self._number + 1
+                shares = self._fleet.shares
+                if shares != self._plans[-1][1]:
+                    self._plans.append((number + self._ahead + 1, shares))
+                if self._streams:
+                    rows = self.rows_for(number, _samples(batch))
+                    batch = part_of(batch, rows if rows.count else Rows(0, 1, rows.whole)) if rows.whole > 1 else batch
+                self._fleet.hand_out(self._sizes.pop(number))
+                yield self._fleet.place(batch)
+        finally:
+            self._fleet.end_of_batches()
+
+    def rows_for(self, number: int, samples: int) -> Rows:
+        """Return this process's rows of a batch, by the shares that count for it."""
+        shares = next(shares for begin, shares in reversed(self._plans) if begin <= number)
+        self._sizes[number] = self._fleet.rows_for(shares, samples)
+        return self._sizes[number]
+
+
+def _samples(batch: Batch) -> int:
+    """Return how many samples a batch has that a loader has made: the rows of its first tensor."""
+    found: list[int] = []
+    map_tensors(lambda part: found.append(len(part)) if getattr(part, "ndim", 0) else None, batch)
+    if not found:
+        raise BadValueError(
+            "a batch without a tensor cannot be cut into parts",
+            remedy="let the loader give tensors whose first dimension is the samples",
+        )
+    return found[0]
+
+
+def _draws(dataset: Batch) -> bool:
+    """Return whether reading a sample moves a random generator; the generators stay as they were."""
+    with generators_kept():
+        before = _fingerprint()
+        try:
+            dataset[0]
+        except Exception:  # noqa: BLE001  the loop meets it, too
+            return False
+        return _fingerprint() != before
+
+
+def _fingerprint() -> tuple[object, ...]:
+    numpys: Batch = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), numpys[1].tobytes(), numpys[2], random.getstate()

@@ -1,0 +1,203 @@
+"""Training loops as people write them, for tests/engine/test_launch.py: each prints what one device prints."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  torch's own word
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import hetero
+
+torch.set_default_dtype(torch.float64)
+fleet = hetero.train.init()
+
+
+def classes(samples: int = 70) -> tuple[Any, Any]:
+    return torch.randn(samples, 6), torch.randint(0, 3, (samples,))
+
+
+def told(name: str, *values: Any) -> None:
+    fleet.print(name, *(repr(float(value)) for value in values))
+
+
+def size(model: nn.Module) -> float:
+    return float(sum((p.detach() * torch.arange(1.0, p.numel() + 1).view(p.shape)).sum() for p in model.parameters()))
+
+
+def dropout_schedule_and_clipping() -> None:
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.02)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    loader = DataLoader(TensorDataset(*classes()), 16, shuffle=True)
+    model, optimizer, loader, schedule = fleet.prepare(model, optimizer, loader, schedule)
+    average = copy.deepcopy(model)
+    for _ in range(3):
+        total = 0.0
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs), targets)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            total += loss.item()
+            with torch.no_grad():
+                for mean, now in zip(average.parameters(), model.parameters(), strict=True):
+                    mean.lerp_(now, 0.1)
+        schedule.step()
+        told("dropout", total, size(model), size(average), schedule.get_last_lr()[0])
+
+
+def losses_of_every_kind() -> None:
+    weights, rows = torch.rand(3) + 0.1, classes()
+    kinds: dict[str, Any] = {
+        "ignored": lambda out, y: F.cross_entropy(out, y, weight=weights, ignore_index=1),
+        "smoothed": lambda out, y: F.cross_entropy(out, y, weight=weights, label_smoothing=0.1),
+        "summed": lambda out, y: F.cross_entropy(out, y, reduction="sum") / 50,
+        "batchmean": lambda out, y: F.kl_div(out.log_softmax(1), torch.eye(3)[y], reduction="batchmean"),
+        "masked": lambda out, y: (F.cross_entropy(out, y, reduction="none") * (y > 0)).sum() / (y > 0).sum(),
+        "two": lambda out, y: F.cross_entropy(out, y, ignore_index=2) + 0.3 * out.pow(2).mean(),
+    }
+    for name, given in kinds.items():
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        model, optimizer, loader = fleet.prepare(model, optimizer, DataLoader(TensorDataset(*rows), 20))
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            out = model(inputs)
+            fleet.backward(given(out, targets) + 1e-2 * sum(p.pow(2).sum() for p in model.parameters()))
+            optimizer.step()
+        told(name, size(model))
+
+
+def two_models_that_play_against_each_other() -> None:
+    maker, judge = nn.Linear(4, 6), nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(), nn.Linear(8, 1))
+    of_maker, of_judge = (torch.optim.Adam(each.parameters(), 0.01) for each in (maker, judge))
+    maker, judge, of_maker, of_judge, loader = fleet.prepare(
+        maker, judge, of_maker, of_judge, DataLoader(TensorDataset(*classes(48)), 16, shuffle=True)
+    )
+    for real, _ in loader:
+        of_judge.zero_grad()
+        F.binary_cross_entropy_with_logits(judge(real)[:, 0], torch.ones(len(real))).backward()
+        made = maker(torch.randn(len(real), 4))
+        F.binary_cross_entropy_with_logits(judge(made.detach())[:, 0], torch.zeros(len(real))).backward()
+        of_judge.step()
+        of_maker.zero_grad()
+        F.binary_cross_entropy_with_logits(judge(made)[:, 0], torch.ones(len(real))).backward()
+        of_maker.step()
+    told("models", size(maker), size(judge))
+
+
+def a_closure() -> None:
+    model, (inputs, targets) = nn.Linear(6, 3), classes(30)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn="strong_wolfe")
+    model, optimizer = fleet.prepare(model, optimizer)
+    inputs, targets = fleet.split(inputs, targets)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), targets)
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    told("closure", size(model))
+
+
+def accumulated_with_hooks() -> None:
+    model = nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 3))
+    model[1].weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    model, optimizer = fleet.prepare(model, optimizer)
+    for step in range(4):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        for part in range(3):
+            inputs, targets = fleet.split(torch.randint(0, 11, (12, 5)), torch.randint(0, 3, (12, 5)))
+            loss = F.cross_entropy(model(inputs).view(-1, 3), targets.reshape(-1)) / 3
+            if part < 2 and step > 1:
+                with fleet.no_sync():
+                    loss.backward()
+            else:
+                loss.backward()
+        optimizer.step()
+    told("accumulated", size(model))
+
+
+def batch_norm_and_evaluation() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = TensorDataset(torch.randn(40, 1, 6, 6), torch.randint(0, 3, (40,)))
+    model, optimizer, loader = fleet.prepare(model, optimizer, DataLoader(data, 10, shuffle=True, num_workers=1))
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+    model.eval()
+    right, rows = 0.0, []
+    with torch.no_grad():
+        for inputs, targets in loader:
+            found = model(inputs)
+            right += float(fleet.sum((found.argmax(1) == targets).sum()))
+            rows.append(fleet.gather(found))
+    told("norm", size(model), model[1].running_mean.sum(), model[1].running_var.sum(), right, torch.cat(rows).sum())
+
+
+class Stream(IterableDataset):  # type: ignore[misc]
+    def __iter__(self) -> Iterator[Any]:
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(34):
+            yield {"inputs": torch.randn(6, generator=generator), "target": torch.tensor(1)}
+
+
+def a_stream_of_dicts_and_no_optimizer() -> None:
+    model, loader = fleet.prepare(nn.Linear(6, 3), DataLoader(Stream(), 8))
+    for batch in loader:
+        model.zero_grad()
+        F.cross_entropy(model(batch["inputs"]), batch["target"]).backward()
+        for parameter in model.parameters():
+            parameter.data.add_(parameter.grad, alpha=-0.1)
+    told("stream", size(model))
+
+
+def padded(rows: list[Any]) -> dict[str, Any]:
+    inputs = nn.utils.rnn.pad_sequence([row[0] for row in rows], batch_first=True)
+    return {"inputs": inputs, "targets": torch.tensor([row[1] for row in rows])}
+
+
+def padding_and_dropout() -> None:
+    data = [(torch.randint(1, 9, (int(length),)), int(length) % 2) for length in torch.randint(2, 12, (30,))]
+    words, head = nn.Sequential(nn.Embedding(9, 8), nn.Dropout(0.2)), nn.Linear(8, 2)
+    optimizer = torch.optim.AdamW([*words.parameters(), *head.parameters()], 0.01)
+    words, head, optimizer, loader = fleet.prepare(
+        words, head, optimizer, DataLoader(data, 10, shuffle=True, collate_fn=padded)
+    )
+    for batch in loader:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(head(words(batch["inputs"]).mean(1)), batch["targets"])
+        loss.backward()
+        optimizer.step()
+        told("padded", loss)
+
+
+def the_batch_in_the_second_dimension() -> None:
+    model, thin = nn.Linear(8, 8), nn.Dropout(0.5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer = fleet.prepare(model, optimizer)
+    for length in (7, 3, 5, 6):  # of 10 columns each process has 5, too
+        inputs = fleet.split(torch.randn(length, 10, 8), dim=1)
+        optimizer.zero_grad()
+        loss = thin(model(inputs)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        told("columns", loss)
+
+
+torch.manual_seed(7)
+for each in sys.argv[1:]:
+    globals()[each]()

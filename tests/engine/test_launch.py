@@ -1,0 +1,135 @@
+"""Training scripts under `hetero launch`: the numbers of one device or one line that says why not; nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+LOOPS = Path(__file__).with_name("launched_loops.py")
+PATIENCE_S = 240.0
+INIT = "import os, signal, sys, torch, hetero\nfleet = hetero.train.init()\n"
+
+
+def environment(home: Path) -> dict[str, str]:
+    return {**os.environ, "HETERO_HOME": str(home), "OMP_NUM_THREADS": "1"}
+
+
+def launched(home: Path, script: Path, *args: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "hetero", "launch", "--devices", "1xcpu,1xcpu*0.4", *options, str(script), *args]
+    return subprocess.run(words, env=environment(home), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+def alone(home: Path, script: Path, *args: str) -> str:
+    words = [sys.executable, str(script), *args]
+    found = subprocess.run(words, env=environment(home), capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    return found.stdout
+
+
+def written(folder: Path, text: str) -> Path:
+    script = folder / "script.py"
+    script.write_text(INIT + text)
+    return script
+
+
+MODEL = """
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randint(0, 2, (64,)))
+loader = torch.utils.data.DataLoader(data, 8)
+model, optimizer, loader = fleet.prepare(model, optimizer, loader)
+for number, (inputs, targets) in enumerate(loader):
+    optimizer.zero_grad()
+    {before}
+    out = model(inputs)
+    loss = {loss}
+    loss.backward()
+    optimizer.step()
+print("over")
+"""
+ENTROPY = "torch.nn.functional.cross_entropy(out, targets)"
+
+
+ALL = [
+    "dropout_schedule_and_clipping", "losses_of_every_kind", "two_models_that_play_against_each_other", "a_closure",
+    "accumulated_with_hooks", "batch_norm_and_evaluation", "a_stream_of_dicts_and_no_optimizer", "padding_and_dropout",
+    "the_batch_in_the_second_dimension",
+]  # fmt: skip
+LATER = ["dropout_schedule_and_clipping", "padding_and_dropout", "the_batch_in_the_second_dimension"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("loops", "steps"), [(ALL, 1000), (LATER, 2)], ids=["compared", "shares that move"])
+def test_a_loop_prints_what_one_device_prints(loops: list[str], steps: int, tmp_path: Path) -> None:
+    found = launched(tmp_path, LOOPS, *loops, options=("--check-steps", str(steps)))
+    assert found.returncode == 0, found.stderr
+    wanted = [line.split() for line in alone(tmp_path, LOOPS, *loops).splitlines()]
+    lines = [line.split() for line in found.stdout.splitlines()]
+    assert [line[0] for line in lines] == [line[0] for line in wanted]
+    for line, like in zip(lines, wanted, strict=True):
+        rel = 1e-8 if like[0] == "closure" else 1e-12  # L-BFGS divides by differences of gradients
+        assert [float(value) for value in line[1:]] == pytest.approx([float(v) for v in like[1:]], rel=rel), like[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "loss", "words"),
+    [
+        ("inputs = inputs - inputs.mean(0)", ENTROPY, "differ from those of one device"),
+        ("", ENTROPY + " + sum(torch.nn.LSTM(4, 4, 2, dropout=0.5)(inputs)[0].sum() * 0 for _ in '1')", "random num"),
+    ],
+    ids=["centred", "lstm"],
+)
+def test_what_mixes_samples_is_refused_in_one_line(before: str, loss: str, words: str, tmp_path: Path) -> None:
+    found = launched(tmp_path, written(tmp_path, MODEL.format(before=before, loss=loss)))
+    assert (found.returncode, found.stdout) == (2, "")
+    assert words in found.stderr
+    assert "Traceback" not in found.stderr
+    assert len(found.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "code", "words"),
+    [
+        ("fleet.rank == 1 and number == 3 and os.kill(os.getpid(), signal.SIGKILL)", 137, "cpu:1 was ended by SIGKILL"),
+        ("fleet.rank == 1 and number == 3 and sys.exit(0)", 1, "cpu:1 reached the end of the script"),
+    ],
+    ids=["killed", "early"],
+)
+def test_a_process_that_ends_takes_all_with_it(before: str, code: int, words: str, tmp_path: Path) -> None:
+    found = launched(tmp_path, written(tmp_path, MODEL.format(before=before, loss=ENTROPY)))
+    assert found.returncode == code
+    assert words in found.stderr
+    assert "over" not in found.stdout
+    assert "GroupBroken" not in found.stderr
+
+
+def test_a_script_that_is_started_otherwise_is_told(tmp_path: Path) -> None:
+    script = written(tmp_path, "")
+    words = [sys.executable, str(script)]
+    by_torchrun = {**environment(tmp_path), "WORLD_SIZE": "2", "RANK": "0"}
+    found = subprocess.run(words, env=by_torchrun, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert "was started by another launcher" in found.stderr
+    assert "hetero launch" in found.stderr
+
+
+def test_a_launch_that_cannot_begin_says_why(tmp_path: Path) -> None:
+    for words, said in (
+        (("nowhere.py",), "there is no such file"),
+        (("--prints", "none", __file__), "give main or all"),
+        (("--check-only", "--check-steps", "0", __file__), "give 1 or more"),
+        (("--shares", "cpu:0", __file__), "samples as in"),
+    ):
+        found = subprocess.run(
+            [sys.executable, "-m", "hetero", "launch", *words],
+            env=environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+        assert found.returncode == 2, found.stderr
+        assert said in found.stderr
+        assert "Traceback" not in found.stderr

@@ -26,9 +26,13 @@ PARTS = 4
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.slow
-def test_changed_files_of_every_format_are_read_or_refused_in_one_clean_line(part: int, tmp_path: Path) -> None:
-    found = fuzz(2000 // PARTS, part, tmp_path, FORMATS[part::PARTS])
+@pytest.mark.parametrize(
+    "inputs", [pytest.param(2000, marks=pytest.mark.slow), pytest.param(5000, marks=pytest.mark.servers)]
+)
+def test_changed_files_of_every_format_are_read_or_refused_in_one_clean_line(
+    inputs: int, part: int, tmp_path: Path
+) -> None:
+    found = fuzz(inputs // PARTS, part, tmp_path, FORMATS[part::PARTS])
     assert found.broken == []
     assert found.read.total() > 0 < found.refused.total()
 

@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -34,6 +33,7 @@ from hetero.floor.errors import BadValueError, HeteroError
 from hetero.model.device import KINDS
 from hetero.plan.training.shares import given_shares
 from hetero.train import fleet, global_norm
+from hetero.train import process_states as states
 from hetero.train.launch import LaunchedProcess
 from hetero.train.loss_terms import Meaning, Term, meanings_of, terms_of
 from hetero.train.parameter_rows import FirstSteps, ParameterRows, hooks_held, run_hooks
@@ -50,7 +50,6 @@ _DIFFERENT = (
     "one of them only"
 )
 _MOST_CHECKED = 64
-_CHECKED_VALUES = 4096
 
 _autograd_backward = torch.autograd.backward
 
@@ -276,7 +275,7 @@ class Member(fleet.TrainingFleet):
         if not sizes:
             raise BadValueError("split() was given no tensor with rows", remedy="give a batch of tensors")
         rows = self.rows_for(self.shares, sizes[0])
-        self._given = _checksum(found)
+        self._given = states.checksum(found)
         own = part_of(found, rows if rows.count else Rows(0, 1, rows.whole), dim) if rows.whole > 1 else found
         self.hand_out(rows)
         # Its end is not seen as that of a loader: it is where all have stepped. The next one is drawn before.
@@ -317,7 +316,7 @@ class Member(fleet.TrainingFleet):
         elif self._checks:
             self._add(self._pending)
             with self._ended_together():
-                self._first_steps.show(self._touched(), float(_drawn()))
+                self._first_steps.show(self._touched(), states.drawn())
         if self._syncs:
             self._pending = []
             run_hooks(hooks)
@@ -351,8 +350,8 @@ class Member(fleet.TrainingFleet):
             if not apart:
                 break
         if apart and self._options.strict:
-            if self._first_steps.drawn != float(_drawn()):
-                self._refuse_draws()
+            if self._first_steps.drawn != states.drawn():
+                self._end_with(states.draws_refused())
             self._refuse(terms, apart)
         self._ways[signature] = ways[0] if apart else way
         if self._loss is not None and not loss.is_leaf and not options.get("retain_graph"):
@@ -412,21 +411,21 @@ class Member(fleet.TrainingFleet):
         touched = self._touched()
         used = [float(one.grad is not None) for each in touched for one in each.parameters]
         value = float(loss.detach()) * self._factor if self._factor is not None and loss.numel() == 1 else 0.0
-        header = torch.zeros(1 + 3 * self._world + len(used), dtype=torch.float64)
-        header[0] = value
-        header[1 + self.rank] = busy_s
-        header[1 + self._world + self.rank] = float(_drawn())
-        header[1 + 2 * self._world + self.rank] = float(self._given)
-        header[1 + 3 * self._world :] = torch.tensor(used, dtype=torch.float64)
+        own = states.of_process(self._given, list(self._steps), self._managed, self._reductions)
+        table = np.zeros((1 + len(own), self._world))
+        table[:, self.rank] = [busy_s, *own]
+        header = torch.tensor([value, *table.reshape(-1), *used], dtype=torch.float64)
         self._group.all_reduce(header)
         numbers: list[float] = header.tolist()
-        self._compare_draws(numbers[1 + self._world : 1 + 2 * self._world])
-        self._compare_given(numbers[1 + 2 * self._world : 1 + 3 * self._world])
-        flags = iter(numbers[1 + 3 * self._world :])
+        each_s, *alike = np.array(numbers[1 : 1 + table.size]).reshape(table.shape).tolist()
+        error = states.trouble(*alike) if self._options.strict else None
+        if error is not None:
+            self._end_with(error)
+        flags = iter(numbers[1 + table.size :])
         for each in touched:
             each.add_up(self._group, [next(flags) > 0.0 for _ in each.parameters])
         self._loss = numbers[0] if self._factor is not None and loss.numel() == 1 else None
-        self._learn(numbers[1 : 1 + self._world])
+        self._learn(each_s)
         self._begun_s, self._waited_s = clock.monotonic_s(), 0.0
         self._throttle.restart()
 
@@ -502,30 +501,6 @@ class Member(fleet.TrainingFleet):
         if self.is_main:
             names = ", ".join(term.name for term in terms)
             self._line.send("note", f"a loss made of {names} was not compared; its parts count by their samples")
-
-    def _compare_draws(self, drawn: Sequence[float]) -> None:
-        if len(set(drawn)) > 1 and self._options.strict:
-            self._refuse_draws()
-
-    def _compare_given(self, given: Sequence[float]) -> None:
-        if len(set(given)) > 1 and self._options.strict:
-            self._end_with(
-                BadValueError(
-                    "fleet.split was given different batches by the processes",
-                    remedy="make the batch alike in all of them, with random numbers that all draw",
-                )
-            )
-
-    def _refuse_draws(self) -> NoReturn:
-        self._end_with(
-            BadValueError(
-                "the processes have drawn different random numbers: a part of the script that draws runs in one "
-                "process only, as an evaluation under fleet.is_main, or something draws for each sample of its "
-                "part in a way that cannot be cut to the rows of a batch, as dropout=0.5 inside nn.LSTM",
-                remedy="run it in all processes and print in the main one, draw with torch.rand, torch.randn or "
-                "torch.nn.functional.dropout, or start with --no-strict",
-            )
-        )
 
     # --- shares --------------------------------------------------------------------------------------------
 
@@ -630,24 +605,6 @@ class _Timed:
 
 def _scaling(factor: float) -> Callable[[Sequence[Tensor | None]], tuple[Tensor | None, ...]]:
     return lambda gradients: tuple(None if each is None else each * factor for each in gradients)
-
-
-def _checksum(batch: Batch) -> int:
-    """Return a number that tells a batch by the first rows of its tensors and arrays."""
-    found = [0]
-
-    def add(part: Tensor) -> Tensor:
-        some = torch.as_tensor(part).detach().reshape(-1)[:_CHECKED_VALUES].to("cpu")
-        found[0] = crc32(some.contiguous().view(torch.uint8).numpy(), found[0])
-        return part
-
-    map_tensors(add, batch)
-    return found[0]
-
-
-def _drawn() -> int:
-    """Return a number that tells the state of torch's generator."""
-    return crc32(torch.get_rng_state().numpy())
 
 
 def _launched_backward(

@@ -236,7 +236,7 @@ class _Launcher:
                 stderr=None if shown and not every else subprocess.PIPE,
                 text=True,
                 errors="replace",
-                preexec_fn=partial(_in_child, os.getpid(), device.cpus),
+                preexec_fn=None if sys.platform == "win32" else partial(_in_child, os.getpid(), device.cpus),
             )
         one = _Started(told.rank, "the check" if told.checks else device.short, process)
         self._started.append(one)
@@ -335,11 +335,12 @@ class _Launcher:
     def _end_all(self) -> None:
         """End what still runs, at first by asking."""
         running = [each for each in self._started if each.process.poll() is None]
-        for number, wait_s in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _KILL_S)):
+        for end, wait_s in ((subprocess.Popen.terminate, _TERM_S), (subprocess.Popen.kill, _KILL_S)):
             for each in running:
                 with suppress(ProcessLookupError):
-                    each.process.send_signal(signal.SIGCONT)
-                    each.process.send_signal(number)
+                    if sys.platform != "win32":
+                        each.process.send_signal(signal.SIGCONT)
+                    end(each.process)
             until_s = clock.monotonic_s() + wait_s
             while running and clock.monotonic_s() < until_s:
                 running = [each for each in running if each.process.poll() is None]

@@ -21,6 +21,7 @@ from tests.pure.test_cli_commands import EVERY, GROUP
 
 STREAMS = {
     ("run",): "a script prints",
+    ("launch",): "a script prints",
     ("cluster", "submit"): "a script prints",
     ("cluster", "logs"): "a script prints",
     ("report", "run"): "a script prints",

@@ -83,6 +83,7 @@ def terms_of(loss: Tensor) -> tuple[Term, ...]:
 
     Examples
     --------
+    >>> import torch
     >>> weights = torch.ones(3, requires_grad=True)
     >>> loss = (weights * torch.arange(3.0)).mean() / 4 + weights.pow(2).sum()
     >>> [(term.name, term.weight) for term in terms_of(loss)]

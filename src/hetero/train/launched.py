@@ -12,8 +12,10 @@ import pickle
 import random
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from statistics import median
 from typing import NoReturn
 
 import numpy as np
@@ -50,6 +52,8 @@ _DIFFERENT = (
     "one of them only"
 )
 _MOST_CHECKED = 64
+_STEPS_SEEN = 15
+_SLOWER_FRAC = 0.05
 
 _autograd_backward = torch.autograd.backward
 
@@ -125,6 +129,9 @@ class Member(fleet.TrainingFleet):
         self._waited_s = 0.0
         self._learning = LearnedShares(self._world)
         self._fresh = False
+        self._handed_s = self._begun_s
+        self._steps_s: deque[float] = deque(maxlen=_STEPS_SEEN)
+        self._told_slower = False
         self.shares = self._first_shares()
         self._draws = WholeDraws()
         self._share_generators()
@@ -249,7 +256,11 @@ class Member(fleet.TrainingFleet):
         """Record which rows of a batch the script gets next."""
         self._rows, self._split = rows, True
         self._draws.rows = None if self._checks else Rows(rows.begin, max(1, rows.count), rows.whole)
-        self._begun_s, self._waited_s, self._fresh = clock.monotonic_s(), 0.0, True
+        now_s = clock.monotonic_s()
+        if self._first_steps.is_over:
+            self._steps_s.append(now_s - self._handed_s)
+        self._begun_s = self._handed_s = now_s
+        self._waited_s, self._fresh = 0.0, True
         self._throttle.restart()
         self._stepped_before, self._stepped_now = self._stepped_now, weakref.WeakSet()
         self._by_split, self._draws.folded, self._draws.dim = False, True, 0
@@ -513,6 +524,22 @@ class Member(fleet.TrainingFleet):
         better = self._learning.observed(counts, busy_s) if self._first_steps.is_over else None
         if better is not None:
             self.shares = tuple(float(share) for share in better)
+            self._steps_s.clear()
+        self._say_if_slower(whole)
+
+    def _say_if_slower(self, whole: int) -> None:
+        """Notify people, once, where the main device alone would be faster than all of them."""
+        alone_s = self._learning.alone_s(self.rank, whole) if self.is_main and not self._told_slower else None
+        if alone_s is None or len(self._steps_s) < _STEPS_SEEN:
+            return
+        step_s = median(self._steps_s)
+        if alone_s < step_s * (1 - _SLOWER_FRAC):
+            self._told_slower = True
+            self._line.send(
+                "note",
+                f"a step takes {step_s * 1e3:.3g} ms, and {self.devices[0]} alone would take about "
+                f"{alone_s * 1e3:.3g} ms: the others make it slower; start with that device alone, or a larger batch",
+            )
 
     # --- other things that all do --------------------------------------------------------------------------
 

@@ -216,6 +216,12 @@ class LearnedShares:
         self._seen: list[dict[int, list[float]]] = [{} for _ in range(world)]
         self._steps = 0
 
+    def alone_s(self, rank: int, samples: int) -> float | None:
+        """Return what a whole batch would take one process alone, s; None before that is known."""
+        if self._steps < _LEARN_AT[-1]:
+            return None
+        return _fitted_step(self._seen[rank]).seconds(samples)
+
     def observed(self, counts: Sequence[int], busy_s: Sequence[float]) -> tuple[int, ...] | None:
         """Take in a step; returns new shares where they are worth having."""
         self._steps += 1

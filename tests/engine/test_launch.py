@@ -94,6 +94,14 @@ def test_what_mixes_samples_is_refused_in_one_line(before: str, loss: str, words
 
 
 @pytest.mark.slow
+def test_without_strictness_a_run_goes_on_and_says_so(tmp_path: Path) -> None:
+    script = written(tmp_path, MODEL.format(before="inputs = inputs - inputs.mean(0)", loss=ENTROPY))
+    found = launched(tmp_path, script, options=("--no-strict",))
+    assert (found.returncode, found.stdout) == (0, "over\n")
+    assert "are not those of one device, and --no-strict goes on" in found.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "code", "words"),
     [

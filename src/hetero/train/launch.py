@@ -24,6 +24,7 @@ from hetero.floor import clock, platform, settings
 from hetero.floor.errors import BadValueError, ExitCode, NothingFitsError
 from hetero.floor.text import single_line
 from hetero.model.device import Device
+from hetero.plan.training.shares import given_shares
 
 __all__ = ["LAUNCHED", "LaunchOptions", "LaunchedProcess", "launch"]
 
@@ -142,6 +143,8 @@ def launch(script: str, args: Sequence[str], devices: Sequence[Device], options:
     for device in devices:
         if device.simulated or not kinds()[device.kind].torch_place(device.index):
             raise BadValueError(f"{device.short}: torch cannot use this device", remedy="choose others with --devices")
+    if not isinstance(options.shares, str):
+        given_shares(options.shares, [device.short for device in devices], sum(options.shares.values()))
     with LineServer() as server:
         return _Launcher(script, args, devices, options, server).run()
 

@@ -109,7 +109,8 @@ class Member(fleet.TrainingFleet):
         self._group = Group(self.rank, self._world, self._meeting("members")) if not self._checks else Group(0, 1)
         for group in (self._everybody, self._group):
             group.deadline_s = told.options.timeout_s
-        self._first_steps = FirstSteps(self._everybody, rough=len(set(self._kinds())) > 1)
+        self._mixed = len(set(self._kinds())) > 1
+        self._first_steps = FirstSteps(self._everybody, rough=self._mixed)
         self._managed: list[ParameterRows] = []
         self._known: set[int] = set()
         self._steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
@@ -132,6 +133,7 @@ class Member(fleet.TrainingFleet):
         self._handed_s = self._begun_s
         self._steps_s: deque[float] = deque(maxlen=_STEPS_SEEN)
         self._told_slower = False
+        self._noted: set[str] = set()
         self.shares = self._first_shares()
         self._draws = WholeDraws()
         self._share_generators()
@@ -199,9 +201,11 @@ class Member(fleet.TrainingFleet):
         if self._world == 1 or optimizer in self._steps:
             return optimizer
         if isinstance(optimizer, torch.optim.SparseAdam):
-            raise BadValueError(
-                "SparseAdam needs sparse gradients, and those of several processes travel dense",
-                remedy="take torch.optim.Adam, and Embedding without sparse=True",
+            self._end_with(
+                BadValueError(
+                    "SparseAdam needs sparse gradients, and those of several processes travel dense",
+                    remedy="take torch.optim.Adam, and Embedding without sparse=True",
+                )
             )
         own = [each for group in optimizer.param_groups for each in group["params"] if id(each) not in self._known]
         if own:
@@ -231,6 +235,13 @@ class Member(fleet.TrainingFleet):
 
     def _manage(self, label: str, names: list[str], parameters: list[Tensor]) -> None:
         pairs = [(name, each) for name, each in zip(names, parameters, strict=True) if id(each) not in self._known]
+        if any(each.is_complex() for _, each in pairs):
+            self._end_with(
+                BadValueError(
+                    f"{label} has complex parameters, whose gradients cannot travel",
+                    remedy="hold real and imaginary parts as two parameters",
+                )
+            )
         self._known.update(id(each) for _, each in pairs)
         self._managed.append(ParameterRows(label, [name for name, _ in pairs], [each for _, each in pairs]))
 
@@ -306,9 +317,11 @@ class Member(fleet.TrainingFleet):
             fleet.backward(loss, **kwargs)
             return
         if kwargs.get("create_graph"):
-            raise BadValueError(
-                "backward(create_graph=True) would need gradients of gradients of other processes",
-                remedy="take torch.autograd.grad(..., create_graph=True) for the penalty, and backward() for the sum",
+            self._end_with(
+                BadValueError(
+                    "backward(create_graph=True) would need gradients of gradients of other processes",
+                    remedy="take torch.autograd.grad(..., create_graph=True) for the penalty, backward() for the sum",
+                )
             )
         self._pass(loss, weight, kwargs)
 
@@ -341,16 +354,19 @@ class Member(fleet.TrainingFleet):
             terms: tuple[Term, ...] = (Term("loss with a gradient", loss.grad_fn),)
         else:
             terms = terms_of(loss) if weight is None else (Term("given", loss.grad_fn, float(weight)),)
-        signature = tuple(term.name for term in terms)
-        ways = [self._ways[signature]] if signature in self._ways else list(meanings_of(terms))
+        signature = tuple(term.signature for term in terms)
+        ways = list(meanings_of(terms))
+        if signature in self._ways:
+            ways = [self._ways[signature], *(way for way in ways if way != self._ways[signature])]
         checking = self._syncs and not self._first_steps.is_over
         if not checking or weight is not None:
             del ways[1:]
         if not checking and signature not in self._ways and not all(term.is_known for term in terms):
-            self._note_unknown(terms)
+            self._note(f"a loss made of {_names(terms)} was not compared; taken as {' and '.join(ways[0])}")
         apart = ""
         for number, way in enumerate(ways):
-            retain = bool(options.get("retain_graph")) or number + 1 < len(ways)
+            again = number + 1 < len(ways) or (checking and not self._options.strict)
+            retain = bool(options.get("retain_graph")) or again
             self._run(loss, terms, way, {**options, "retain_graph": retain})
             if not self._syncs:
                 self._ways.setdefault(signature, way)
@@ -360,10 +376,17 @@ class Member(fleet.TrainingFleet):
                 apart = self._first_steps.compare(self._touched(), last=number + 1 == len(ways)) if checking else ""
             if not apart:
                 break
-        if apart and self._options.strict:
-            if self._first_steps.drawn != states.drawn():
+        if checking and not self._mixed and self._first_steps.drawn != states.drawn():
+            if self._options.strict:
                 self._end_with(states.draws_refused())
+            self._note(f"{states.draws_refused().problem}; --no-strict goes on")
+        if apart and self._options.strict:
             self._refuse(terms, apart)
+        if apart:
+            self._note(f"the gradients of {apart} are not those of one device, and --no-strict goes on")
+            self._run(loss, terms, ways[0], options)
+            with self._ended_together():
+                self._reduce(loss)
         self._ways[signature] = ways[0] if apart else way
         if self._loss is not None and not loss.is_leaf and not options.get("retain_graph"):
             loss.detach().fill_(self._loss)
@@ -423,15 +446,19 @@ class Member(fleet.TrainingFleet):
         used = [float(one.grad is not None) for each in touched for one in each.parameters]
         value = float(loss.detach()) * self._factor if self._factor is not None and loss.numel() == 1 else 0.0
         own = states.of_process(self._given, list(self._steps), self._managed, self._reductions)
+        if self._mixed:  # each kind of device has a generator of its own
+            own = (0.0, *own[1:])
         table = np.zeros((1 + len(own), self._world))
         table[:, self.rank] = [busy_s, *own]
         header = torch.tensor([value, *table.reshape(-1), *used], dtype=torch.float64)
         self._group.all_reduce(header)
         numbers: list[float] = header.tolist()
         each_s, *alike = np.array(numbers[1 : 1 + table.size]).reshape(table.shape).tolist()
-        error = states.trouble(*alike) if self._options.strict else None
-        if error is not None:
+        error = states.trouble(*alike)
+        if error is not None and self._options.strict:
             self._end_with(error)
+        if error is not None:
+            self._note(f"{error.problem}, and --no-strict goes on")
         flags = iter(numbers[1 + table.size :])
         for each in touched:
             each.add_up(self._group, [next(flags) > 0.0 for _ in each.parameters])
@@ -495,10 +522,9 @@ class Member(fleet.TrainingFleet):
                 _leave_now()
 
     def _refuse(self, terms: Sequence[Term], where: str) -> NoReturn:
-        names = ", ".join(term.name.replace("Backward0", "").replace("Backward1", "") for term in terms)
         words = (
             f"parts of a batch do not add up to the batch: the gradients of {where} differ from those of one device, "
-            f"for a loss made of {names}"
+            f"for a loss made of {_names(terms)}"
         )
         self._end_with(
             BadValueError(
@@ -508,10 +534,11 @@ class Member(fleet.TrainingFleet):
             )
         )
 
-    def _note_unknown(self, terms: Sequence[Term]) -> None:
-        if self.is_main:
-            names = ", ".join(term.name for term in terms)
-            self._line.send("note", f"a loss made of {names} was not compared; its parts count by their samples")
+    def _note(self, words: str) -> None:
+        """Notify people, once of each thing."""
+        if self.is_main and words not in self._noted:
+            self._noted.add(words)
+            self._line.send("note", words)
 
     # --- shares --------------------------------------------------------------------------------------------
 
@@ -630,6 +657,10 @@ class _Timed:
             self._member._all_reduce(row)
 
 
+def _names(terms: Sequence[Term]) -> str:
+    return ", ".join(term.name.replace("Backward0", "").replace("Backward1", "") for term in terms)
+
+
 def _scaling(factor: float) -> Callable[[Sequence[Tensor | None]], tuple[Tensor | None, ...]]:
     return lambda gradients: tuple(None if each is None else each * factor for each in gradients)
 
@@ -645,13 +676,27 @@ def _launched_backward(
     fleet.init().backward(self, None, **options)
 
 
-def _launched_autograd_backward(tensors: Tensor | Sequence[Tensor], *args: object, **options: object) -> None:
-    """Stand in for `torch.autograd.backward`; torch.Tensor's own goes by it with more arguments."""
-    if args or options:
-        _autograd_backward(tensors, *args, **options)
+def _launched_autograd_backward(
+    tensors: Tensor | Sequence[Tensor],
+    grad_tensors: Tensor | Sequence[Tensor] | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    grad_variables: Tensor | Sequence[Tensor] | None = None,
+    inputs: Tensor | Sequence[Tensor] | None = None,
+) -> None:
+    """Stand in for `torch.autograd.backward`, by which torch's own method of tensors goes, too."""
+    if sys._getframe(1).f_code is fleet.backward.__code__:
+        _autograd_backward(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
         return
     first, *others = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-    sum(others, first).backward()
+    given = grad_tensors if grad_tensors is not None else grad_variables
+    if given is not None and others:
+        raise BadValueError(
+            "torch.autograd.backward was given several tensors with gradients of their own",
+            remedy="call backward(gradient) of each",
+        )
+    gradient = given if given is None or isinstance(given, Tensor) else next(iter(given))
+    sum(others, first).backward(gradient, retain_graph, create_graph, inputs)
 
 
 def _leave_now() -> NoReturn:

@@ -59,6 +59,11 @@ class Term:
     weight: float = math.nan
     divisor: float = math.nan
 
+    @property
+    def signature(self) -> str:
+        """What tells terms of one kind from others, whatever their numbers are."""
+        return self.name if self.divisor != self.divisor else f"{self.name} / a number"
+
     def counts(self, meaning: Meaning) -> float:
         """Return by what a part counts under a meaning, NaN where that needs nothing of the others."""
         return {"mean": self.weight, "divided": self.divisor}.get(meaning, math.nan)

@@ -459,7 +459,7 @@ def _apply(mutant: Mutant, live: Sequence[FunctionType]) -> None:
 def _replace(
     live: Sequence[FunctionType], before: dict[tuple[str, int], CodeType], after: dict[tuple[str, int], CodeType]
 ) -> None:
-    """Give functions their new code, where it differs."""
+    """Replace the code of functions, where it differs."""
     new = {_name(code): after[key] for key, code in before.items() if code != after.get(key, code)}
     for function in live:
         if _name(function.__code__) in new:

@@ -70,7 +70,7 @@ def tasks(rng: np.random.Generator, count: int, groups: bool = True) -> list[Sim
 
 
 def truth(task: Task, device: Device) -> float:
-    """Let GPUs be quick at what is large only."""
+    """Return speeds of GPUs that are quick at what is large only."""
     base = 0.004 if task.name == "small" else 0.03
     return base / (6.0 if device.kind == "cuda" and task.name == "large" else 1.0)
 

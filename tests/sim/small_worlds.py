@@ -170,7 +170,7 @@ class World:
         )  # fmt: skip
 
     def seconds(self, task: Task, device: Device) -> float:
-        """Let GPUs be quick at what is large only."""
+        """Return speeds of GPUs that are quick at what is large only."""
         quick = {"cuda": 5.0 if task.name in ("large", "huge") else 0.7, "opencl": 2.0}.get(device.kind, 1.0)
         return NAMES[task.name] * (1.0 + task.size / 32.0) / (quick * device.throttle_frac)
 

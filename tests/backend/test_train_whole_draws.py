@@ -524,3 +524,43 @@ def test_where_nothing_was_drawn_before_the_batch_is_where_it_was_split() -> Non
         torch.manual_seed(7)
         draws.rows, draws.dim = Rows(3, 4, 10), 1
         assert torch.equal(torch.rand(4, 4), whole[:, 3:7])
+
+
+RECURRENT = {
+    "lstm": (nn.LSTM, {"proj_size": 2}),
+    "gru": (nn.GRU, {"bidirectional": True, "batch_first": True}),
+    "rnn": (nn.RNN, {"nonlinearity": "relu", "bias": False}),
+    "both ways": (nn.LSTM, {"bidirectional": True}),
+}
+
+
+@pytest.mark.parametrize("order", [None, True, False], ids=["padded", "sorted", "packed"])
+@pytest.mark.parametrize("kind", RECURRENT)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_dropout_between_the_layers_of_recurrent_networks(kind: str, order: bool | None, dtype: Any) -> None:
+    """Not to the bit: matrix products of fewer rows add in another order."""
+    make, options = RECURRENT[kind]
+    net, first = make(5, 4, 3, dropout=0.4, **options).to(dtype), options.get("batch_first", False)
+    inputs, lengths = torch.randn(9, 7, 5, dtype=dtype), torch.tensor([3, 6, 1, 4, 2, 2, 5, 1, 2])
+    lengths = lengths.sort(descending=True)[0] if order else lengths
+
+    def run(begin: int, count: int) -> Any:
+        own = inputs[begin : begin + count]
+        flow = own if first else own.transpose(0, 1)
+        if order is None:
+            found = net(flow)[0]
+        else:
+            some = lengths[begin : begin + count]
+            packed = nn.utils.rnn.pack_padded_sequence(flow, some, batch_first=first, enforce_sorted=order)
+            found = nn.utils.rnn.pad_packed_sequence(net(packed)[0], batch_first=first)[0]
+        return (found if first else found.transpose(0, 1)).detach()
+
+    torch.manual_seed(7)
+    expected, state, parts = run(0, 9), torch.get_rng_state(), []
+    with WholeDraws() as draws:
+        draws.gathered = lambda own: lengths
+        for draws.rows in (Rows(0, 2, 9), Rows(2, 7, 9)):
+            torch.manual_seed(7)
+            parts.append(run(draws.rows.begin, draws.rows.count))
+            assert torch.equal(torch.get_rng_state(), state)
+    torch.testing.assert_close(torch.cat(parts), expected)  # of the same length in time

@@ -23,7 +23,7 @@ def classes(samples: int = 70) -> tuple[Any, Any]:
 
 
 def told(name: str, *values: Any) -> None:
-    fleet.print(name, *(repr(float(value)) for value in values))
+    fleet.print(name, *(repr(float(torch.as_tensor(value).detach())) for value in values))
 
 
 def size(model: nn.Module) -> float:
@@ -196,6 +196,29 @@ def the_batch_in_the_second_dimension() -> None:
         loss.backward()
         optimizer.step()
         told("columns", loss)
+
+
+def recurrent_networks_with_dropout() -> None:
+    data = [(torch.randn(int(length), 6), int(length) % 3) for length in torch.randint(2, 9, (26,))]
+
+    def packed(rows: list[Any]) -> tuple[Any, Any]:
+        sequences = nn.utils.rnn.pack_sequence([row[0] for row in rows], enforce_sorted=False)
+        return sequences, torch.tensor([row[1] for row in rows])
+
+    for kind, given in ((nn.LSTM, {"proj_size": 2}), (nn.GRU, {"bidirectional": True}), (nn.RNN, {})):
+        model, head = kind(6, 4, 3, batch_first=True, dropout=0.4, **given), nn.LazyLinear(3)
+        head(model(torch.randn(1, 1, 6))[0])
+        optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], 0.02)
+        loader = DataLoader(data, 10, shuffle=True, collate_fn=packed)
+        model, head, optimizer, loader = fleet.prepare(model, head, optimizer, loader)
+        for sequences, targets in loader:
+            optimizer.zero_grad()
+            padded, _ = nn.utils.rnn.pad_packed_sequence(model(sequences)[0], batch_first=True)
+            again, _ = model(padded[:, :, :1].expand(-1, -1, 6))
+            loss = F.cross_entropy(head(padded[:, 0] + again[:, -1]), targets)
+            loss.backward()
+            optimizer.step()
+            told(kind.__name__, loss)
 
 
 torch.manual_seed(7)

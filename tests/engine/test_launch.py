@@ -58,9 +58,12 @@ ENTROPY = "torch.nn.functional.cross_entropy(out, targets)"
 ALL = [
     "dropout_schedule_and_clipping", "losses_of_every_kind", "two_models_that_play_against_each_other", "a_closure",
     "accumulated_with_hooks", "batch_norm_and_evaluation", "a_stream_of_dicts_and_no_optimizer", "padding_and_dropout",
-    "the_batch_in_the_second_dimension",
+    "the_batch_in_the_second_dimension", "recurrent_networks_with_dropout",
 ]  # fmt: skip
-LATER = ["dropout_schedule_and_clipping", "padding_and_dropout", "the_batch_in_the_second_dimension"]
+LATER = [
+    "dropout_schedule_and_clipping", "padding_and_dropout", "the_batch_in_the_second_dimension",
+    "recurrent_networks_with_dropout",
+]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -81,9 +84,10 @@ def test_a_loop_prints_what_one_device_prints(loops: list[str], steps: int, tmp_
     ("before", "loss", "words"),
     [
         ("inputs = inputs - inputs.mean(0)", ENTROPY, "differ from those of one device"),
-        ("", ENTROPY + " + sum(torch.nn.LSTM(4, 4, 2, dropout=0.5)(inputs)[0].sum() * 0 for _ in '1')", "random num"),
+        ("for _ in inputs: torch.rand(3)", ENTROPY, "drawn different random numbers"),
+        ("torch.distributions.Gamma(inputs.abs(), 1.0).sample()", ENTROPY, "script.py, line 11: torch._standard_gamma"),
     ],
-    ids=["centred", "lstm"],
+    ids=["centred", "drawn for each sample", "gamma"],
 )
 def test_what_mixes_samples_is_refused_in_one_line(before: str, loss: str, words: str, tmp_path: Path) -> None:
     found = launched(tmp_path, written(tmp_path, MODEL.format(before=before, loss=loss)))

@@ -11,11 +11,13 @@ import os
 import pickle
 import random
 import sys
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
+from types import TracebackType
 from typing import NoReturn
 
 import numpy as np
@@ -40,7 +42,7 @@ from hetero.train.launch import LaunchedProcess
 from hetero.train.loss_terms import Meaning, Term, meanings_of, terms_of
 from hetero.train.parameter_rows import FirstSteps, ParameterRows, hooks_held, run_hooks
 from hetero.train.share_planner import LearnedShares, counts_of
-from hetero.train.shared_loader import Batch, SharedLoader, map_tensors, moved_to, part_of, rows_of
+from hetero.train.shared_loader import Batch, SharedLoader, map_tensors, moved_to, part_of, rows_of, samples_in
 from hetero.train.values import TrainingError
 from hetero.train.whole_draws import Rows, WholeDraws
 
@@ -136,10 +138,12 @@ class Member(fleet.TrainingFleet):
         self._noted: set[str] = set()
         self.shares = self._first_shares()
         self._draws = WholeDraws()
+        self._draws.gathered = self._numbers_of_rows
         self._share_generators()
         if self._world > 1:
             self._take_over()
         atexit.register(self._close)
+        self._shown_before, sys.excepthook = sys.excepthook, self._show_error
 
     # --- the beginning -------------------------------------------------------------------------------------
 
@@ -290,19 +294,27 @@ class Member(fleet.TrainingFleet):
         found = batch[0] if len(batch) == 1 else batch
         if self._world == 1:
             return found
-        sizes: list[int] = []
-        map_tensors(lambda part: sizes.append(part.shape[dim]) if getattr(part, "ndim", 0) > dim else None, found)
-        if not sizes and isinstance(found, list):
-            sizes = [len(found)]
-        if not sizes:
+        samples = samples_in(found, dim)
+        if samples is None and isinstance(found, list):
+            samples = len(found)
+        if samples is None:
             raise BadValueError("split() was given no tensor with rows", remedy="give a batch of tensors")
-        rows = self.rows_for(self.shares, sizes[0])
+        rows = self.rows_for(self.shares, samples)
         self._given = states.checksum(found)
         own = part_of(found, rows if rows.count else Rows(0, 1, rows.whole), dim) if rows.whole > 1 else found
         self.hand_out(rows)
         # Its end is not seen as that of a loader: it is where all have stepped. The next one is drawn before.
         self._by_split, self._draws.folded, self._draws.dim = True, False, dim
         return self.place(own)
+
+    def _numbers_of_rows(self, own: Tensor) -> Tensor:
+        """Return a whole number of each row of the whole batch, given those of the own rows."""
+        rows = self._rows
+        table = torch.zeros(rows.whole, dtype=torch.float64)
+        table[rows.begin : rows.begin + rows.count] = own[: rows.count]
+        with self._ended_together():
+            self._all_reduce(table)
+        return table.to(own.dtype)
 
     def rows_for(self, shares: Sequence[float], samples: int) -> Rows:
         """Return this process's rows of a batch of so many samples."""
@@ -626,6 +638,16 @@ class Member(fleet.TrainingFleet):
     def _end_with(self, error: HeteroError) -> NoReturn:
         self._report("refused", str(error))
         raise error
+
+    def _show_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Show what has ended the script: one line where hetero refused something, else as Python does."""
+        if not isinstance(error, HeteroError) or not self.is_own:
+            self._shown_before(kind, error, trace)
+            return
+        own = [each for each in traceback.extract_tb(trace) if each.filename == sys.argv[0]]
+        place = f"{own[-1].filename}, line {own[-1].lineno}: " if own else ""
+        name = "the check" if self._checks else self.devices[self.rank]
+        self._report("refused", f"{name}: {place}{error}")
 
     def _report(self, word: str, text: str) -> None:
         try:

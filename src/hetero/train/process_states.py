@@ -78,7 +78,7 @@ def draws_refused() -> BadValueError:
     return BadValueError(
         "the processes have drawn different random numbers: a part of the script that draws runs in one process only, "
         "as an evaluation under fleet.is_main, or something draws for each sample of its part in a way that cannot be "
-        "cut to the rows of a batch, as dropout=0.5 inside nn.LSTM",
+        "cut to the rows of a batch, as a loop over samples",
         remedy="run it in all processes and print in the main one, draw with torch.rand, torch.randn or "
         "torch.nn.functional.dropout, or start with --no-strict",
     )

@@ -14,14 +14,16 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
 
 from hetero.floor.errors import BadValueError
 from hetero.train.data import generators_kept
 from hetero.train.keyed_random import sample_seed
+from hetero.train.recurrent_layers import repacked
 from hetero.train.whole_draws import Rows
 
-__all__ = ["BatchOwner", "SharedLoader", "map_tensors", "moved_to", "part_of", "rows_of"]
+__all__ = ["BatchOwner", "SharedLoader", "map_tensors", "moved_to", "part_of", "rows_of", "samples_in"]
 
 _KEPT = (
     "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
@@ -76,27 +78,32 @@ def rows_of(counts: Sequence[int], rank: int) -> Rows:
 
 def map_tensors(function: Callable[[Tensor], object], value: Batch) -> Batch:
     """Return a batch with a function applied to each tensor and array in it; other things stay as they are."""
-    if isinstance(value, Tensor | np.ndarray):
-        return function(value)
+    return function(value) if _is_array(value) else _rebuilt(lambda part: map_tensors(function, part), value)
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, Tensor | np.ndarray)
+
+
+def _rebuilt(function: Callable[[Batch], Batch], value: Batch) -> Batch:
+    """Return a dict, list or tuple with a function applied to each part of it; other things stay as they are."""
+    kind: Batch = type(value)
     if isinstance(value, Mapping):
-        found = {name: map_tensors(function, part) for name, part in value.items()}
-        kind: Batch = type(value)
+        found = {name: function(part) for name, part in value.items()}
         try:
             return kind(found)
         except TypeError:
             return found
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(function, part) for part in value))
-    if isinstance(value, list | tuple):
-        return type(value)(map_tensors(function, part) for part in value)
-    return value
+        return kind(*(function(part) for part in value))
+    return kind(function(part) for part in value) if isinstance(value, list | tuple) else value
 
 
 def moved_to(device: torch.device, batch: Batch) -> Batch:
-    """Return a batch on a device, by its own `to` where it has one."""
-    if hasattr(batch, "to") and not isinstance(batch, Tensor):
+    """Return a batch on a device, each part by its own `to` where it has one."""
+    if hasattr(batch, "to"):
         return batch.to(device)
-    return map_tensors(lambda part: part.to(device) if isinstance(part, Tensor) else part, batch)
+    return _rebuilt(lambda part: moved_to(device, part), batch)
 
 
 def part_of(value: Batch, rows: Rows, dim: int = 0) -> Batch:
@@ -113,20 +120,15 @@ def part_of(value: Batch, rows: Rows, dim: int = 0) -> Batch:
         Nothing in it has so many rows.
     """
     cut = [0]
-
-    def own(part: Batch) -> Batch:
-        if getattr(part, "ndim", 0) > dim and part.shape[dim] == rows.whole:
-            cut[0] += 1
-            return part[(slice(None),) * dim + (slice(rows.begin, rows.begin + rows.count),)]
-        return part
+    own = slice(rows.begin, rows.begin + rows.count)
 
     def walk(part: Batch) -> Batch:
-        if isinstance(part, list) and len(part) == rows.whole and not any(map(_is_array, part)):
-            cut[0] += 1
-            return part[rows.begin : rows.begin + rows.count]
-        if isinstance(part, list | tuple) and not hasattr(part, "_fields"):
-            return type(part)(walk(each) for each in part)
-        return map_tensors(own, part)
+        if not _has_rows(part, rows.whole, dim):
+            return _rebuilt(walk, part)
+        cut[0] += 1
+        if isinstance(part, PackedSequence):
+            return repacked(part, rows.begin, rows.count)
+        return part[own] if isinstance(part, list | tuple) else part[(slice(None),) * dim + (own,)]
 
     found = walk(value)
     if not cut[0]:
@@ -137,8 +139,18 @@ def part_of(value: Batch, rows: Rows, dim: int = 0) -> Batch:
     return found
 
 
-def _is_array(value: object) -> bool:
-    return isinstance(value, Tensor | np.ndarray) and bool(value.ndim)
+def _has_rows(part: Batch, whole: int, dim: int) -> bool:
+    """Return whether a part of a batch has so many rows itself, and not the parts that it is made of."""
+    if isinstance(part, PackedSequence | Tensor | np.ndarray):
+        return samples_in(part, dim) == whole
+    is_list = isinstance(part, list | tuple) and not hasattr(part, "_fields")
+    return is_list and len(part) == whole and not any(_holds_rows(each, whole, dim) for each in part)
+
+
+def _holds_rows(batch: Batch, whole: int, dim: int = 0) -> bool:
+    """Return whether something in a batch has so many rows."""
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return _has_rows(batch, whole, dim) or any(_holds_rows(part, whole, dim) for part in parts)
 
 
 class _KeyedDataset:
@@ -173,12 +185,8 @@ class _OwnParts:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[list[object]]:
-        keyed, epoch = self._loader.is_keyed, self._loader.epochs
         for number, batch in enumerate(self._batches):
-            ids = list(batch)
-            rows = self._loader.rows_for(number, len(ids))
-            mine = ids[rows.begin : rows.begin + rows.count] or ids[:1]
-            yield [(epoch, each) for each in mine] if keyed else mine
+            yield self._loader.own_of(number, list(batch))
 
 
 class SharedLoader:
@@ -201,7 +209,8 @@ class SharedLoader:
     Notes
     -----
     A `collate_fn` of the user's sees the whole batch in every process, and its result is cut: it may pad to the
-    longest, or mix. So are the batches of streams. With workers that read ahead, a new share counts from the first
+    longest, or mix. So are the batches of streams. Where it makes what cannot be cut, as one graph of several, it sees
+    the own samples only. With workers that read ahead, a new share counts from the first
     batch that nobody has begun to read, which is the same one in every process.
     """
 
@@ -212,11 +221,11 @@ class SharedLoader:
         self._number = 0
         self._plans: list[tuple[int, tuple[float, ...]]] = []
         self._sizes: dict[int, Rows] = {}
+        self._samples: dict[int, int] = {}
         streams = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
-        streams |= loader.collate_fn is not default_collate  # which may look at all samples, as to pad them
-        self.is_keyed = not streams and _draws(loader.dataset)
+        self._cuts = streams or (loader.collate_fn is not default_collate and _makes_rows(loader))
+        self.is_keyed = not self._cuts and _draws(loader.dataset)
         self._inner: DataLoader[Batch] = loader if streams else self._own()
-        self._streams = streams
         self._ahead = loader.num_workers * (loader.prefetch_factor or 0)
 
     def _own(self) -> DataLoader[Batch]:
@@ -224,6 +233,15 @@ class SharedLoader:
         options = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
         dataset: Batch = _KeyedDataset(loader.dataset, self._fleet.seed) if self.is_keyed else loader.dataset
         return DataLoader(dataset, batch_sampler=_OwnParts(self, loader.batch_sampler), **options)
+
+    def own_of(self, number: int, ids: list[object]) -> list[object]:
+        """Return which samples of a batch this process reads."""
+        if self._cuts:
+            self._samples[number] = len(ids)
+            return ids
+        rows = self.rows_for(number, len(ids))
+        mine = ids[rows.begin : rows.begin + rows.count] or ids[:1]
+        return [(self.epochs, each) for each in mine] if self.is_keyed else mine
 
     def __getattr__(self, name: str) -> Batch:
         if name.startswith("__") or name == "_loader":
@@ -235,20 +253,32 @@ class SharedLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         self.epochs += 1
-        self._number, self._plans, self._sizes = 0, [(0, self._fleet.shares)], {}
+        self._number, self._plans, self._sizes, self._samples = 0, [(0, self._fleet.shares)], {}, {}
         try:
             for batch in self._inner:
                 number, self._number = self._number, self._number + 1
                 shares = self._fleet.shares
                 if shares != self._plans[-1][1]:
                     self._plans.append((number + self._ahead + 1, shares))
-                if self._streams:
-                    rows = self.rows_for(number, _samples(batch))
-                    batch = part_of(batch, rows if rows.count else Rows(0, 1, rows.whole)) if rows.whole > 1 else batch
+                if self._cuts:
+                    batch = self._part(number, batch)
                 self._fleet.hand_out(self._sizes.pop(number))
                 yield self._fleet.place(batch)
         finally:
             self._fleet.end_of_batches()
+
+    def _part(self, number: int, batch: Batch) -> Batch:
+        """Return this process's part of a whole batch."""
+        samples = self._samples.pop(number, None)
+        if samples is None or not _holds_rows(batch, samples):
+            samples = samples_in(batch)
+        if samples is None:
+            raise BadValueError(
+                f"a {type(batch).__name__} without a tensor cannot be cut into parts of a batch",
+                remedy="let the loader give tensors whose first dimension is the samples",
+            )
+        rows = self.rows_for(number, samples)
+        return part_of(batch, rows if rows.count else Rows(0, 1, rows.whole)) if rows.whole > 1 else batch
 
     def rows_for(self, number: int, samples: int) -> Rows:
         """Return this process's rows of a batch, by the shares that count for it."""
@@ -257,16 +287,29 @@ class SharedLoader:
         return self._sizes[number]
 
 
-def _samples(batch: Batch) -> int:
-    """Return how many samples a batch has that a loader has made: the rows of its first tensor."""
-    found: list[int] = []
-    map_tensors(lambda part: found.append(len(part)) if getattr(part, "ndim", 0) else None, batch)
-    if not found:
-        raise BadValueError(
-            "a batch without a tensor cannot be cut into parts",
-            remedy="let the loader give tensors whose first dimension is the samples",
-        )
-    return found[0]
+def samples_in(batch: Batch, dim: int = 0) -> int | None:
+    """Return how many samples a batch has: the rows of its first tensor or array, None where there is none.
+
+    Examples
+    --------
+    >>> samples_in({"name": "a", "x": torch.zeros(3, 4)}), samples_in((torch.zeros(3, 4),), dim=1), samples_in([1, 2])
+    (3, 4, None)
+    """
+    if isinstance(batch, PackedSequence):
+        return int(batch.batch_sizes[0])
+    if isinstance(batch, Mapping | list | tuple):
+        parts = batch.values() if isinstance(batch, Mapping) else batch
+        return next((found for part in parts if (found := samples_in(part, dim)) is not None), None)
+    return int(batch.shape[dim]) if isinstance(batch, Tensor | np.ndarray) and batch.ndim > dim else None
+
+
+def _makes_rows(loader: DataLoader[Batch]) -> bool:
+    """Return whether a loader makes batches whose rows can be told apart; the generators stay as they were."""
+    with generators_kept():
+        try:
+            return _holds_rows(loader.collate_fn([loader.dataset[0], loader.dataset[1]]), 2)
+        except Exception:  # noqa: BLE001  the loop meets it, too
+            return True
 
 
 def _draws(dataset: Batch) -> bool:

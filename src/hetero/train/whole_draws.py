@@ -15,9 +15,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _device
+from torch.utils.weak import WeakIdKeyDictionary
 
 from hetero.train.keyed_random import RandomRefusedError
+from hetero.train.recurrent_layers import KERNELS, RecurrentCall, lengths_of, packed_rows
 
 __all__ = ["Rows", "WholeDraws"]
 
@@ -126,14 +129,17 @@ class WholeDraws:
         Sizes of the dimensions drawn beside the batch: a count of rows that is none of them is never ambiguous.
     uncut
         Function by function, the last shape drawn without a dimension of the own rows: the same on each process.
+    gathered
+        What returns one number of each row of the whole batch, given those of the own; all processes call it alike.
 
     Notes
     -----
     What is drawn has the rows of the batch where its shape has a dimension of `rows.count`. Numbers
     drawn into parameters are never cut, nor those that other threads of Python draw. Each process that holds the same
     state of the generator holds the same afterwards, that of one process which drew everything, and on the host the
-    numbers are the same to the bit. A compiled function draws as torch does, and so does what draws inside the
-    library's own kernels (dropout between the layers of an LSTM): compare the states of the generators afterwards.
+    numbers are the same to the bit. A compiled function draws as torch does, and so does what draws inside a library's
+    own kernels: compare the states of the generators afterwards. Recurrent networks with dropout are computed layer by
+    layer.
 
     Functions are found in torch's namespaces when they are called: what a script imported by name before `install`
     (``from torch import randn``) is not cut. Install first.
@@ -159,6 +165,8 @@ class WholeDraws:
         self._usual: dict[tuple[str, int], int] = {}
         self.avoid: set[int] = set()
         self.uncut: dict[str, tuple[int, ...]] = {}
+        self.gathered: Callable[[Tensor], Tensor] | None = None
+        self._orders, self._whole_lengths = WeakIdKeyDictionary(), WeakIdKeyDictionary()
         self._thread = 0
         self._heads = 1
         self._replaced: list[tuple[object, str, bool, object]] = []
@@ -174,6 +182,8 @@ class WholeDraws:
                 original = getattr(owner, name)
                 self._replaced.append((owner, name, name in vars(owner), original))
                 setattr(owner, name, self._replacement(name, original, draw))
+        self._replaced.append((PackedSequence, "__new__", True, PackedSequence.__new__))
+        PackedSequence.__new__ = self._remembering(PackedSequence.__new__)
 
     def uninstall(self) -> None:
         """Put torch's own functions back."""
@@ -202,6 +212,17 @@ class WholeDraws:
         if known is not None:
             torch.jit._builtins._register_builtin(drawn, known)
         return drawn
+
+    def _remembering(self, new: _Draw) -> Tensor:
+        """Return what makes packed sequences and remembers the order of their samples, which kernels are not told."""
+
+        def remembered(*args: object, **options: object) -> Tensor:
+            found = new(*args, **options)
+            if found.sorted_indices is not None:
+                self._orders[found.batch_sizes] = found.sorted_indices
+            return found
+
+        return remembered
 
     def _is_here(self) -> bool:
         """Return whether the thread is the one that installed, or one in which torch goes backwards for it."""
@@ -419,6 +440,49 @@ class WholeDraws:
         added = noise.add(-1).mul_(_ALPHA * scale).add_(_ALPHA * scale * p)
         return noise.mul_(scale), added
 
+    def _recurrent(self, name: str, original: _Draw, *args: Tensor) -> tuple[Tensor, ...]:
+        """Compute a recurrent network layer by layer, with the dropout of the whole batch between."""
+        call, rows = RecurrentCall.of(original, args), self.rows
+        assert rows is not None
+        each, others = divmod(call.samples, rows.count) if call.sizes is None else (1, call.samples - rows.count)
+        if not call.drops or others or rows.count == rows.whole or not (each == 1 or self.folded):
+            plain: tuple[Tensor, ...] = original(*args)
+            return plain
+        if call.input.device.type != "cpu":
+            raise RandomRefusedError(
+                f"dropout inside nn.{name.upper()[:4].strip('_')} draws in a kernel of {call.input.device.type}, which "
+                "cannot be cut to the rows of a batch",
+                remedy="take one module a layer, with nn.Dropout between",
+            )
+        if call.sizes is None:
+            cut = _Cut(1, Rows(rows.begin * each, rows.count * each, rows.whole * each))
+            return call.run(lambda flow: flow * cut.part(self._kept(flow, cut.widened(flow.shape), call.dropout)))
+        order = self._orders.get(call.sizes)
+        own, lengths = lengths_of(call.sizes, order), self._lengths(call.sizes)
+        chosen = packed_rows(lengths, own, rows.begin, is_sorted=order is None)
+        whole = int(lengths.sum())
+        return call.run(lambda flow: flow * self._kept(flow, (whole, *flow.shape[1:]), call.dropout)[chosen])
+
+    def _lengths(self, sizes: Tensor) -> Tensor:
+        """Return the length of each sample of the whole batch, for a packed sequence of the own ones."""
+        if sizes not in self._whole_lengths:
+            own = lengths_of(sizes, self._orders.get(sizes))
+            self._whole_lengths[sizes] = own if self.gathered is None else self.gathered(own)
+        return self._whole_lengths[sizes]
+
+    def _padded(self, name: str, original: _Draw, data: Tensor, sizes: Tensor, *args: Tensor) -> Tensor:
+        """Pad packed sequences to the longest one of the whole batch."""
+        assert self.rows is not None
+        first, value, longest = args
+        if int(sizes[0]) == self.rows.count != self.rows.whole:
+            longest = max(longest, int(self._lengths(sizes).max()))
+        return original(data, sizes, first, value, longest)
+
+    @staticmethod
+    def _kept(like: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
+        """Return what dropout multiplies a tensor of the whole batch by."""
+        return _bernoulli_(like.new_empty(shape), 1 - p).div_(1 - p)
+
     def _attend(
         self,
         name: str,
@@ -517,6 +581,9 @@ _DRAWING: tuple[tuple[object, tuple[str, ...], _Draw], ...] = (
     (torch, ("rrelu", "rrelu_"), WholeDraws._rrelu),
     (torch._VF, _DROPOUTS, WholeDraws._dropout),
     (torch, _DROPOUTS, WholeDraws._dropout),
+    (torch._VF, KERNELS, WholeDraws._recurrent),
+    (torch, KERNELS, WholeDraws._recurrent),
+    (torch._VF, ("_pad_packed_sequence",), WholeDraws._padded),
     (torch.nn.functional, ("scaled_dot_product_attention",), WholeDraws._attend),
     (torch.nn.functional, ("multi_head_attention_forward",), WholeDraws._many_heads),
 )

@@ -89,7 +89,7 @@ def main() -> None:
             results = ctx.gather([ctx.submit(work, index, steps, log) for index in range(tasks)])
             killer.ending.set()
             wall_s = time.perf_counter() - begin_s
-            counts = ctx.driver.machine.counts
+            counts = ctx.driver.ask(lambda core: core).counts
         report(bench, "hetero", tasks, results, log, killer, wall_s)
         repeated = len(Path(log).read_text(encoding="utf-8").split()) - tasks
         bench.claim("results", len(results), unit="", at_least=tasks)

@@ -94,7 +94,7 @@ def main() -> None:
         task = hetero.task(crashes=20)(marked)
         ctx.gather([ctx.submit(task, number, warm) for number in range(2)])
         ours = counted(lambda folder: ctx.gather([ctx.submit(task, n, folder) for n in range(count)]), ("ray::Worker",))
-        committed = ctx.driver.machine.counts.committed - 2
+        committed = ctx.driver.ask(lambda core: core).counts.committed - 2
         plain = ray.remote(num_cpus=1, max_retries=20)(marked)
         theirs = counted(
             lambda folder: ray.get([plain.remote(n, folder) for n in range(count)]), ("ray::marked", "ray::IDLE")

@@ -401,5 +401,5 @@ def test_the_next_context_knows_the_bytes_of_a_function_s_results(
     far = {"type": "CPU", "cores": 1, "link": {"bandwidth": "1GB/s", "latency": "1ms"}}
     for known in ([], [8 * 100_000]):
         with hetero.Context({"devices": [{"type": "CPU", "cores": 1}, far]}) as ctx:
-            assert list(ctx.driver.machine.cost.result_bytes.values()) == known
+            assert list(ctx.driver.ask(lambda core: core).cost.result_bytes.values()) == known
             assert len(ctx.run(np.zeros, 100_000)) == 100_000

@@ -61,7 +61,7 @@ def test_a_graph_from_a_file_runs_within_memories_that_hold_a_few_of_its_results
     graph = hetero.graphs.Graph.from_file(tmp_path / "g.json", added)
     (last,) = graph.run(ctx)
     assert last[0] == last[-1] == 70.0
-    replicas = ctx.driver.machine.replicas
+    replicas = ctx.driver.ask(lambda core: core).replicas
     own = [node for node in replicas.peak if node.endswith(".mem")]
     assert len(own) == 2
     assert all(replicas.peak[node] <= replicas.capacity(node) < 25 * 8 * TILE for node in own)
@@ -82,7 +82,7 @@ def test_what_the_next_task_reads_travels_while_its_device_is_busy(ctx: hetero.C
     near = graph.add(hetero.task(waits_for, on="cpu:0"), str(mark))
     far = graph.add(hetero.task(added, on="cpu:1"), "far")
     graph.add(hetero.task(added, on="cpu:0"), "both", near, far)
-    replicas = ctx.driver.machine.replicas
+    replicas = ctx.driver.ask(lambda core: core).replicas
     before = replicas.settled
     futures = graph.submit(ctx)
     end = time.monotonic() + 90.0

@@ -191,7 +191,7 @@ def test_what_a_run_found_missing_in_an_environment_is_told_by_doctor(
     for _ in range(2):
         with hetero.Context(devices="1xcpu", isolation="thread") as ctx:
             device = replace(ctx.devices[0], python="/opt/other/bin/python")
-            ctx.driver.machine.rows.leave_out("work.load@1f|int", device, message)
+            ctx.driver.ask(lambda core: core).rows.leave_out("work.load@1f|int", device, message)
     (told,) = [finding for finding in findings() if finding.group == "Packages that tasks missed"]
     assert (told.name, told.state) == ("load", "missing")
     assert told.found.startswith(f"{message}: not run on {device.label} devices of /opt/other/bin/python (2")

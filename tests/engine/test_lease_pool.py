@@ -9,7 +9,8 @@ import pytest
 
 import hetero
 from hetero.floor.errors import BadValueError, DeviceError, NothingFitsError, TaskTimeoutError
-from hetero.model.leases import LeasePhase
+from hetero.model.events import LeaseAsked
+from hetero.model.leases import LeasePhase, LeaseRequest
 
 
 @pytest.mark.parametrize(
@@ -183,11 +184,28 @@ def test_a_lease_that_waits_ends_with_its_context() -> None:
 
         thread = threading.Thread(target=second)
         thread.start()
-        while len(ctx.driver.machine.pool.leases) < 2:
+        while len(ctx.driver.ask(lambda core: core).pool.leases) < 2:
             threading.Event().wait(0.005)
     thread.join(60)
     assert "over" in told[0]
     assert held.phase is LeasePhase.RELEASED
+
+
+def test_who_looks_at_the_leases_holds_up_nobody_who_asks_the_core() -> None:
+    with hetero.Context(devices="2xcpu", isolation="thread", history=False) as ctx:
+        ctx.lease().release()
+        driver, answers = ctx.driver, list[int]()
+        bringer = threading.Thread(target=lambda: driver.lend(LeaseAsked(driver.now_s(), 99, LeaseRequest())))
+        asker = threading.Thread(target=lambda: answers.append(driver.ask(lambda core: len(core.pool.leases))))
+        with ctx._leases._pool._changed:  # as by `pool.leases`, at the worst moment
+            bringer.start()
+            while not driver._inbox and not driver._core.pool.leases:
+                threading.Event().wait(0.005)
+            asker.start()
+            asker.join(30.0)
+            was_answered = list(answers)
+        bringer.join(30.0)
+        assert was_answered == [1]
 
 
 def test_a_device_that_cannot_be_prepared_is_not_taken_for_a_lease_of_a_context(context: hetero.Context) -> None:

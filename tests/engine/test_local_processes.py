@@ -375,7 +375,7 @@ def test_tasks_that_end_their_workers_cost_the_others_nothing_and_later_calls_wo
         assert all("SIGSEGV" in str(future.exception()) for future in bad)
         assert "its worker ended with exit code 3" in str(left.exception())
         assert ctx.run(abs, -5) == 5
-        assert all(device.phase is not DevicePhase.GONE for device in ctx.driver.machine.fleet.states)
+        assert all(device.phase is not DevicePhase.GONE for device in ctx.driver.ask(lambda core: core).fleet.states)
 
 
 def test_a_start_that_lacks_descriptors_is_tried_again(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,8 +205,8 @@ def test_a_lone_task_is_cancelled_while_it_runs(ctx: hetero.Context) -> None:
     with pytest.raises(concurrent.futures.CancelledError):
         future.result(60)
     assert ctx.submit(nap, "0000").result(60) == "0000"
-    eventually(lambda: not ctx.driver.machine.tasks)
-    counts = ctx.driver.machine.counts
+    eventually(lambda: not ctx.driver.ask(lambda core: core).tasks)
+    counts = ctx.driver.ask(lambda core: core).counts
     assert counts.submitted == counts.committed + counts.failed
     assert counts.failed > 0
 
@@ -216,7 +216,7 @@ def test_the_core_hears_within_a_moment_of_a_lone_task_that_goes_on(ctx: hetero.
     eventually(lambda: future.item in ctx.driver._core.tasks or future.done())
     assert future.item in ctx.driver._core.tasks or future.result() == "2.00"
     assert future.result(60) == "2.00"
-    assert ctx.driver.machine.tasks == {}
+    assert ctx.driver.ask(lambda core: core).tasks == {}
 
 
 def test_what_comes_after_a_lone_task_waits_for_it(ctx: hetero.Context) -> None:
@@ -229,7 +229,7 @@ def test_a_lone_task_that_fails_tells_why(ctx: hetero.Context) -> None:
     future = alone(ctx, fail_if, "ok", "no")
     with pytest.raises(ValueError, match="no"):
         future.result(60)
-    eventually(lambda: ctx.driver.machine.counts.failed >= 1)
+    eventually(lambda: ctx.driver.ask(lambda core: core).counts.failed >= 1)
 
 
 def test_a_lone_task_whose_worker_is_killed_runs_again() -> None:
@@ -238,13 +238,13 @@ def test_a_lone_task_whose_worker_is_killed_runs_again() -> None:
         ctx.driver._core.counts.retried = 0
         os.kill(next(iter(ctx.driver.engine.pids().values())), signal.SIGKILL)
         assert future.result(120) == "1.00"
-        assert ctx.driver.machine.counts.retried == 1
+        assert ctx.driver.ask(lambda core: core).counts.retried == 1
 
 
 def test_a_large_result_of_a_lone_task_is_known_to_the_core(ctx: hetero.Context) -> None:
     future = alone(ctx, zeros, "0000000", "2000000")
     assert future.result(60).nbytes == 16_000_000
-    assert ctx.driver.machine.replicas.items[future.item].nbytes >= 16_000_000
+    assert ctx.driver.ask(lambda core: core).replicas.items[future.item].nbytes >= 16_000_000
 
 
 def test_a_limit_of_time_holds_for_a_function_that_was_quick(ctx: hetero.Context) -> None:

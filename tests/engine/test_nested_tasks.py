@@ -77,9 +77,9 @@ def test_children_run_on_all_devices(ctx: hetero.Context) -> None:
 
 
 def test_ten_thousand_tasks_fork_and_join_on_two_devices(ctx: hetero.Context) -> None:
-    before = ctx.driver.machine.counts.submitted
+    before = ctx.driver.ask(lambda core: core).counts.submitted
     assert ctx.run(fib, 19) == 4181  # 13,529 tasks
-    assert ctx.driver.machine.counts.submitted - before > 10
+    assert ctx.driver.ask(lambda core: core).counts.submitted - before > 10
 
 
 def test_parents_and_children_pinned_crosswise_do_not_wait_for_each_other(ctx: hetero.Context) -> None:
@@ -503,7 +503,7 @@ def test_what_a_task_leaves_behind_is_stopped(tmp_path: Path, how: str) -> None:
         assert isinstance(parent.exception(LONG_S) if not parent.cancelled() else ValueError(), Exception)
         free = [ctx.submit(hetero.task(here, on=f"cpu:{at}")) for at in range(2)]
         assert [each.result(30.0) for each in free] == ["cpu:0", "cpu:1"]
-        assert not ctx.driver.machine.tasks
+        assert not ctx.driver.ask(lambda core: core).tasks
 
 
 def test_a_task_that_returns_waits_for_what_it_submitted(tmp_path: Path) -> None:
@@ -570,7 +570,7 @@ def test_close_ends_in_the_middle_of_it_all() -> None:
 
     ctx = hetero.Context(devices="2xcpu", history=False)
     roots = [ctx.submit(endless, 0) for _ in range(4)]
-    while len(ctx.driver.machine.tasks) < 20:
+    while len(ctx.driver.ask(lambda core: core).tasks) < 20:
         time.sleep(0.01)
     ctx.close(wait=False)
     assert all(root.done() for root in roots)
@@ -587,8 +587,9 @@ def test_a_second_of_a_device_is_told_once(tmp_path: Path) -> None:
 
     with hetero.Context(devices="2xcpu", history=False, trace=trace) as ctx:
         ctx.submit(parent, 3).result(LONG_S)
-        rows = {state.name: (state.busy_s, state.finished) for state in ctx.driver.machine.fleet.states}
-        told = ctx.driver.explain(next(iter(ctx.driver.machine.rows._by_signature)), 3.0, hetero.task(parent).request)
+        core = ctx.driver.ask(lambda machine: machine)
+        rows = {state.name: (state.busy_s, state.finished) for state in core.fleet.states}
+        told = ctx.driver.explain(next(iter(core.rows._by_signature)), 3.0, hetero.task(parent).request)
         learned_s = max(each.estimate.seconds for each in told if each.estimate is not None)
     ended = [record for _, record in read_trace(trace) if isinstance(record, TaskFinished)]
     assert len(ended) == 15

@@ -84,7 +84,7 @@ def test_a_device_behind_a_slow_link_gets_no_task_that_would_end_later_for_its_w
         arrays = [np.full(SIZE, float(index)) for index in range(10)]
         futures = [ctx.submit(total, array) for array in arrays]
         assert [each.result(120) for each in futures] == [SIZE * float(i) for i in range(10)]
-        assert ctx.driver.machine.fleet.by_id[far.id].finished == 0
+        assert ctx.driver.ask(lambda core: core).fleet.by_id[far.id].finished == 0
 
 
 def test_a_loss_that_the_core_has_not_heard_of_yet_does_not_fail_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_policy_auto_is_settled_before_the_run_and_says_why(caplog: pytest.LogCa
     caplog.set_level(logging.INFO, "hetero")
     trace = tmp_path / "run.trace.jsonl"
     with hetero.Context(devices="2xcpu", policy="auto", trace=trace, history=False) as ctx:
-        assert ctx.driver.machine.placer.policy.name == "eft"
+        assert ctx.driver.ask(lambda core: core).placer.policy.name == "eft"
         assert ctx.policy_reason.startswith("eft: the 2 devices are equal")
     assert any(line.startswith("policy auto takes eft: the 2 devices are equal") for line in caplog.messages)
     assert '"policy": "eft"' in trace.read_text().splitlines()[0]
@@ -233,7 +233,7 @@ def test_what_others_use_of_a_device_is_reported_to_the_policy_that_looks_at_it(
     monkeypatch.setattr(utilisation, "psutil", system)
     with hetero.Context(devices="2xcpu", policy="migration", history=False) as ctx:
         ctx.run(abs, -1)
-        busy_frac = ctx.driver.machine.fleet.busy_frac
+        busy_frac = ctx.driver.ask(lambda core: core).fleet.busy_frac
         assert set(ctx.driver.engine.pids()) == {"h0/cpu:0", "h0/cpu:1"}
         used.update(ctx.devices[0].cpus)
         assert _until(lambda: busy_frac[0] > 0.5 and busy_frac[1] == 0.0)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from math import inf
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from hetero.backends.registry import refuse_unknown
 from hetero.core.machine import Machine
+from hetero.core.state import DevicePhase
 from hetero.drive.loop import LOGS_S, Delivery, EventBatch, Explanation, Loop, OutcomeSink
 from hetero.drive.nested import NestedTasks
 from hetero.drive.utilisation import UtilisationWatch
@@ -39,8 +41,6 @@ from hetero.plan.performance.cost_model import CostModel
 from hetero.plan.policies.base import Policy
 
 __all__ = ["Driver", "Explanation", "OutcomeSink"]
-
-T = TypeVar("T")
 
 
 class Driver(Loop):
@@ -191,9 +191,11 @@ class Driver(Loop):
         return task in self._sinks
 
     def _refuse(self, task: Task, key: tuple[str, int]) -> None:
-        refuse_unknown("on", task.request.on, self.machine.fleet.devices)
-        refuse_unknown("not_on", task.request.not_on, self.machine.fleet.devices)
-        reason = self.machine.refuse(task.name, task.signature, task.request)
+        devices, reason = self.ask(
+            lambda machine: (tuple(machine.fleet.devices), machine.refuse(task.name, task.signature, task.request))
+        )
+        refuse_unknown("on", task.request.on, devices)
+        refuse_unknown("not_on", task.request.not_on, devices)
         if reason:
             raise NothingFitsError(reason, remedy="run 'hetero devices' to see what is here")
         if len(self._able) > 4096:
@@ -217,8 +219,11 @@ class Driver(Loop):
 
     def where(self, item: int) -> str:
         """Return the memory node that an item came to be on; '' for a small value, which travels in messages."""
-        entry = self.machine.replicas.items.get(item)
-        return entry.valid[0] if entry is not None and entry.valid else ""
+        return self.ask(partial(_node_of, item))
+
+    def present(self) -> tuple[Device, ...]:
+        """Return the devices that are not lost for good."""
+        return self.ask(_present)
 
     def explain(self, signature: str, size: float, request: Request) -> list[Explanation]:
         """Return for each device what is expected of it for a task, or why it cannot run it."""
@@ -230,8 +235,11 @@ class Driver(Loop):
             for (device, reason), (_, estimate) in zip(obstacles, estimates, strict=True)
         ]
 
-    def on_leases(self, sink: Callable[[LeaseChanged], None]) -> None:
-        """Hand news of leases to a sink, in their order; it is called while the core is held, and must not wait."""
+    def on_leases(self, sink: Callable[[LeaseChanged], Delivery]) -> None:
+        """Hand news of leases to a sink, in their order; it is called while the core is held, and must not wait.
+
+        What it returns is called when the core is free again, and may wait.
+        """
         self._lease_sink = sink
 
     def lend(self, event: LeaseAsked | LeaseRenewed | LeaseRefused | LeaseReleased) -> None:
@@ -249,22 +257,6 @@ class Driver(Loop):
     def listen(self, sink: TraceSink) -> None:
         """Hand every event, command and note from now on to one more sink."""
         self.ask(lambda machine: self._recorder.listen(sink))
-
-    def ask(self, question: Callable[[Machine], T]) -> T:
-        """Ask the core a question between two events; whoever is at the inbox hands the token over after its event."""
-        deliveries: list[Delivery] = []
-        try:
-            with self._asking:
-                self._asked = True
-                with self._token:
-                    self._asked = False
-                    if self._lone_ended or self._lone is not None:
-                        self._take(EventBatch(), deliveries)
-                    return question(self._core)
-        finally:
-            for deliver in deliveries:
-                deliver()
-            self._drain()
 
     def usage(self) -> Mapping[str, NodeUsage]:
         """Return how full each memory node is: the engine's figures, and the core's for the devices' own nodes."""
@@ -307,6 +299,15 @@ class Driver(Loop):
             if sink is not None:
                 sink._failed(Failure("cancelled", "the Context was closed before the task ended"))
         self.logs.close(LOGS_S)
+
+
+def _present(machine: Machine) -> tuple[Device, ...]:
+    return tuple(state.device for state in machine.fleet.states if state.phase is not DevicePhase.GONE)
+
+
+def _node_of(item: int, machine: Machine) -> str:
+    entry = machine.replicas.items.get(item)
+    return entry.valid[0] if entry is not None and entry.valid else ""
 
 
 def _usage(machine: Machine) -> dict[str, NodeUsage]:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from hetero.core.machine import Machine
 from hetero.core.state import STARTED
@@ -53,6 +53,8 @@ from hetero.model.tasks import Failure, Request, Task
 from hetero.plan.performance.cost_model import TimeEstimate
 
 __all__ = ["EventBatch", "Explanation", "Loop", "OutcomeSink", "Timer"]
+
+T = TypeVar("T")
 
 Record = tuple[object, ...]
 
@@ -151,6 +153,12 @@ LONE_S = 2e-3
 Delivery = Callable[[], object]
 
 
+def _counts_on(item: int, machine: Machine) -> bool:
+    """Return whether the core expects an item to be there, or to come."""
+    replicas = machine.replicas
+    return item in machine.tasks or (item in replicas.items and item not in replicas.lost)
+
+
 class Loop:
     """Brings events into a core, one at a time, and its commands to an engine.
 
@@ -208,7 +216,7 @@ class Loop:
         self._waiters = 0
         self._closed = False
         self._broken: Failure | None = None
-        self._lease_sink: Callable[[LeaseChanged], None] | None = None
+        self._lease_sink: Callable[[LeaseChanged], Delivery] | None = None
         self._check = _checker() if settings.check_level() else None
         self._timer = Timer(clock, self._tick)
         self._carry: dict[type, Callable[[Any, list[Delivery]], None]] = {
@@ -224,15 +232,25 @@ class Loop:
             Warn: self._order_warning,
         }
 
-    @property
-    def machine(self) -> Machine:
-        """The core, for what may be read while another thread changes it; whoever needs more calls `ask`.
+    def ask(self, question: Callable[[Machine], T]) -> T:
+        """Ask the core a question between two events; whoever is at the inbox hands the token over after its event.
 
-        It is handed out without waiting for the token: threads that read from workers must never be held up.
+        Nothing else lets anybody read the core from outside. It must not be called where the token is held, as by a
+        policy, a trace sink or a lease sink.
         """
-        if self._lone_ended or self._lone is not None:
-            self._post([EventBatch()])
-        return self._core
+        deliveries: list[Delivery] = []
+        try:
+            with self._asking:
+                self._asked = True
+                with self._token:
+                    self._asked = False
+                    if self._lone_ended or self._lone is not None:
+                        self._take(EventBatch(), deliveries)
+                    return question(self._core)
+        finally:
+            for deliver in deliveries:
+                deliver()
+            self._drain()
 
     def cancel(self, task: int, waiting_only: bool = False) -> None:
         """Ask for a task to be stopped, or not to be begun; its sink is told once it is."""
@@ -240,8 +258,7 @@ class Loop:
 
     def has_started(self, task: int) -> bool:
         """Return whether a task was given to a device and has not ended."""
-        state = self.machine.tasks.get(task)
-        return state is not None and state.phase in STARTED
+        return self.ask(lambda machine: (state := machine.tasks.get(task)) is not None and state.phase in STARTED)
 
     def load(self, item: int) -> Any:
         """Return the value of an item; one that was lost with its device is waited for while it is computed again.
@@ -262,9 +279,7 @@ class Loop:
 
     def _comes_again(self, item: int) -> bool:
         """Return whether the core still expects the item, which the engine has lost."""
-        replicas = self.machine.replicas
-        counted_on = item in self.machine.tasks or (item in replicas.items and item not in replicas.lost)
-        return counted_on and not self._closed and self._broken is None
+        return not self._closed and self._broken is None and self.ask(partial(_counts_on, item))
 
     def _post(self, events: Sequence[Event | EventBatch]) -> None:
         self._inbox.extend(events)
@@ -461,7 +476,7 @@ class Loop:
 
     def _lease_changed(self, command: LeaseChanged, deliveries: list[Delivery]) -> None:
         if self._lease_sink is not None:
-            self._lease_sink(command)
+            deliveries.append(self._lease_sink(command))
 
     def _set_timer(self, command: SetTimer, deliveries: list[Delivery]) -> None:
         self._timer.set(command.at_s)

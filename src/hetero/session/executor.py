@@ -18,7 +18,6 @@ from concurrent.futures.thread import BrokenThreadPool
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from hetero.core.state import DevicePhase
 from hetero.engines.shared.exceptions import UNREAD, dump_error, load_error, one_line
 from hetero.engines.shared.wire import as_bytes, load
 from hetero.floor.errors import (
@@ -275,8 +274,8 @@ class _Calls:
         return BrokenPoolError(error.problem, remedy=error.remedy)
 
     def _is_broken(self) -> bool:
-        states = self.ctx.driver.machine.fleet.states
-        return all(state.phase is DevicePhase.GONE for state in states if not self._on or state.name in self._on)
+        there = {device.id for device in self.ctx.driver.present()}
+        return not (there & set(self._on) if self._on else there)
 
     def _ended(self, item: int) -> None:
         self._left.pop(item, None)  # takes no lock: called wherever the future is told

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -21,7 +21,6 @@ from hetero.backends.registry import refuse_unknown
 from hetero.catalog.load import find
 from hetero.catalog.values import DeviceSpec
 from hetero.core.leases import REMEMBERED, LeasePool
-from hetero.core.state import DevicePhase
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import BadValueError, DeviceError, NothingFitsError, TaskTimeoutError
 from hetero.model.commands import LeaseChanged
@@ -185,7 +184,7 @@ class Lease:
 class LeaseBackend:
     """The leases of a pool or of a Context, as whoever grants them has told so far.
 
-    All methods but `told` are called while `changed` is held.
+    All methods but `on_change` are called while `changed` is held, and `devices` while it is not.
 
     Parameters
     ----------
@@ -220,30 +219,29 @@ class LeaseBackend:
         self._numbers = count(1)
         self._leases: dict[int, LeaseValue] = {}
         self._over: OrderedDict[int, LeaseValue] = OrderedDict()
+        self._news: deque[LeaseChanged] = deque()
 
     @classmethod
     def of_driver(cls, driver: Driver) -> LeaseBackend:
         """Return the backend of the core that schedules a Context."""
 
-        def devices() -> tuple[Device, ...]:
-            states = tuple(driver.machine.fleet.states)
-            return tuple(state.device for state in states if state.phase is not DevicePhase.GONE)
-
         def advance() -> None:
             driver.now_s()  # raises where the driver has been left, as in a forked process
 
-        backend = cls(driver.lend, driver.now_s, devices, advance)
+        backend = cls(driver.lend, driver.now_s, driver.present, advance)
         driver.on_leases(backend.on_change)
         return backend
 
     def leases(self) -> tuple[LeaseValue, ...]:
         """Return the leases that are not over, in the order of arrival."""
         self.advance()
+        self._settle()
         return tuple(self._leases.values())
 
     def get(self, number: int) -> LeaseValue:
         """Return a lease as it stands now."""
         self.advance()
+        self._settle()
         lease = self._leases.get(number) or self._over.get(number)
         if lease is None:
             raise BadValueError(f"there is no lease {number}", remedy="use the number that 'ask' gave")
@@ -282,23 +280,32 @@ class LeaseBackend:
         if not lease.over:
             self._post(LeaseReleased(self._now_s(), number))
 
-    def on_change(self, news: LeaseChanged) -> None:
-        """Take in what became of a lease, from any thread."""
+    def on_change(self, news: LeaseChanged) -> Callable[[], None]:
+        """Note what became of a lease, from any thread, without waiting; return what tells whoever waits for it."""
+        self._news.append(news)
+        return self._settle
+
+    def _settle(self) -> None:
+        """Take in what was noted, in its order; this may wait for `changed`."""
         with self.changed:
-            known = self._leases.get(news.lease)
-            if known is None:
-                return
-            number, phase, devices, granted_s, expires_s, reason = news
-            lease = replace(known, phase=LeasePhase(phase), devices=devices, reason=reason)
-            lease = replace(lease, granted_s=granted_s, expires_s=expires_s)
-            if lease.over:
-                del self._leases[number]
-                self._over[number] = lease
-            else:
-                self._leases[number] = lease
-            if len(self._over) > REMEMBERED:
-                self._over.popitem(last=False)
-            self.changed.notify_all()
+            while self._news:
+                self._take_in(self._news.popleft())
+
+    def _take_in(self, news: LeaseChanged) -> None:
+        known = self._leases.get(news.lease)
+        if known is None:
+            return
+        number, phase, devices, granted_s, expires_s, reason = news
+        lease = replace(known, phase=LeasePhase(phase), devices=devices, reason=reason)
+        lease = replace(lease, granted_s=granted_s, expires_s=expires_s)
+        if lease.over:
+            del self._leases[number]
+            self._over[number] = lease
+        else:
+            self._leases[number] = lease
+        if len(self._over) > REMEMBERED:
+            self._over.popitem(last=False)
+        self.changed.notify_all()
 
 
 class _OwnLeases:
@@ -306,7 +313,11 @@ class _OwnLeases:
 
     def __init__(self, pool: LeasePool) -> None:
         self.pool = pool
-        self.backend = LeaseBackend(self._take, monotonic_s, lambda: pool.devices, self._advance)
+        self.backend = LeaseBackend(self._take, monotonic_s, self._devices, self._advance)
+
+    def _devices(self) -> tuple[Device, ...]:
+        with self.backend.changed:
+            return tuple(self.pool.devices)
 
     def _take(self, event: LeaseEvent) -> None:
         at_s, number = event[:2]
@@ -330,7 +341,7 @@ class _OwnLeases:
         """Report to the backend what has changed."""
         for lease in self.pool.take_news():
             facts = (str(lease.phase), lease.devices, lease.granted_s, lease.expires_s, lease.reason)
-            self.backend.on_change(LeaseChanged(lease.id, *facts))
+            self.backend.on_change(LeaseChanged(lease.id, *facts))()
 
 
 class LeasingPool:
@@ -343,8 +354,9 @@ class LeasingPool:
     @property
     def devices(self) -> tuple[PooledDevice, ...]:
         """The devices that are not lost."""
+        there = self._backend.devices()
         with self._changed:
-            return tuple(self._pooled(device) for device in self._backend.devices())
+            return tuple(self._pooled(device) for device in there)
 
     @property
     def leases(self) -> tuple[LeaseValue, ...]:
@@ -612,7 +624,8 @@ class ContextLeases:
             if request.on and set(request.on) <= set(devices):
                 return _leased(request, number)
         taken = {device for devices in held.values() for device in devices}
-        able = [device for device, reason in self._driver.machine.obstacles(signature, request) if not reason]
+        obstacles = self._driver.ask(lambda machine: machine.obstacles(signature, request))
+        able = [device for device, reason in obstacles if not reason]
         if able and len(set(able) - taken) < request.devices:
             raise NothingFitsError(
                 f"no device is left for {name}: {', '.join(able)} {'are' if len(able) > 1 else 'is'} leased",

@@ -192,6 +192,6 @@ class World:
 
 
 def leased(entry: SimTask, lease: int) -> SimTask:
-    """Return a task as one of a lease, without what it nests: a lease that is given back starts none of that."""
-    task = entry.task
-    return entry._replace(task=task._replace(request=replace(task.request, lease=lease)), nested=())
+    """Return a task as one of a lease, and so what it nests."""
+    task, nested = entry.task, tuple(leased(each, lease) for each in entry.nested)
+    return entry._replace(task=task._replace(request=replace(task.request, lease=lease)), nested=nested)

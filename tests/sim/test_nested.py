@@ -8,11 +8,14 @@ from dataclasses import replace
 import pytest
 
 from hetero.core.fleet import MOST_SUSPENDED
-from hetero.drive.faults import Faults
-from hetero.drive.sim import Costs, Program, SimResult, SimTask, simulate
+from hetero.drive.faults import Faults, Loss
+from hetero.drive.sim import Costs, Program, SimHooks, SimLease, SimResult, SimTask, simulate
+from hetero.model.device import Device, DeviceType
+from hetero.model.leases import LeaseRequest
 from hetero.model.tasks import Request
 from hetero.plan.policies.registry import names
-from tests.sim.worlds import cpus, known, task
+from tests.sim.small_worlds import World, leased
+from tests.sim.worlds import cpus, joined, known, task
 
 PINS = {index: Request(on=(f"cpu:{index}",)) for index in range(4)}
 FREE = Request()
@@ -179,6 +182,81 @@ def test_what_waits_for_the_end_of_a_stack_that_has_no_room_is_not_given_up_with
     assert [failure.kind for failure in result.failures.values()] == ["nothing_fits"]
     assert not any("behind" in failure.message for failure in result.failures.values())
     assert {1, 2} <= set(result.commits)
+
+
+@pytest.mark.parametrize("seed", [9, 431, 443, 490, 567, 701, 791, 1088, 1489])
+def test_nested_tasks_and_groups_of_leases_end_in_worlds_where_they_once_waited_for_ever(seed: int) -> None:
+    result = World(seed).run(SimHooks())
+    assert result.machine is not None
+    assert not result.machine.pool.leases
+    assert not result.machine.tasks
+
+
+GPUS = [
+    Device(f"h0/cuda:{index}", "cuda", DeviceType("GPU"), "null", index, memory_node="h0/cuda:0") for index in range(2)
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_an_exclusive_task_nests_runs_as_a_part_of_it(seed: int) -> None:
+    inner = SimTask(task(1, name="inner"), nested=(SimTask(task(1, name="inner")),))
+    entries = [SimTask(task(at, Request(exclusive=at % 2 > 0, crashes=9)), nested=(inner, inner)) for at in range(1, 9)]
+    links = joined(GPUS[0], bytes_per_s=1e9)
+    result = simulate(
+        Program(entries, together=True), GPUS, lambda *_: 0.01, topology=links, seed=seed, check_every=1,
+        faults=Faults(kill_every_s=0.2),
+    )  # fmt: skip
+    assert sorted(number for number in result.commits if number < 9) == list(range(1, 9))
+
+
+def test_a_group_that_leased_devices_keep_waiting_does_not_hold_up_the_group_of_the_lease() -> None:
+    mine = SimLease(1, LeaseRequest(count=2), tasks=[SimTask(task(101, Request(devices=2)), at_s=0.5)])
+    others = [SimTask(task(1, Request(devices=3)), at_s=0.2), SimTask(task(2, Request(devices=3)), at_s=0.2)]
+    result = simulate(Program(others, leases=[mine]), cpus(3), lambda *_: 0.1, check_every=1)
+    assert result.commits[101] < result.commits[1] < result.commits[2]
+
+
+def test_a_small_group_does_not_overtake_one_that_waits_for_the_end_of_others() -> None:
+    given = [Request(devices=2), Request(devices=3), *[Request(devices=2)] * 4]
+    entries = [SimTask(task(at, request)) for at, request in enumerate(given, 1)]
+    result = simulate(Program(entries, together=True), cpus(3), lambda *_: 0.1, check_every=1)
+    assert sorted(result.commits, key=result.commits.__getitem__) == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_exclusive_task_that_is_dropped_does_not_free_the_devices_of_the_group_before_it() -> None:
+    group = SimTask(task(1, Request(devices=2), name="group"))
+    alone = SimTask(task(2, Request(exclusive=True)), at_s=0.1)
+    lease = SimLease(1, LeaseRequest(on=("cpu:2",), lease_s=0.3), at_s=0.2, held_s=9.0)
+    after = SimTask(task(3), at_s=0.4)
+    held: list[int] = []
+    result = simulate(
+        Program([group, alone, after], leases=[lease]), cpus(3),
+        lambda one, _: 1.0 if one.name == "group" else 0.01, check_every=1,
+        hooks=SimHooks(watch=lambda core, _: held.append(sum(each.held_by == 1 for each in core.fleet.states))),
+    )  # fmt: skip
+    assert max(held) == 2
+    assert held.count(2) > 3, "the group holds its devices to its end"
+    assert {1, 2, 3} == set(result.commits)
+
+
+def test_a_nested_task_runs_on_top_of_its_parent_although_the_device_was_leased_meanwhile() -> None:
+    parent = SimTask(task(1, PINS[0]), nested=(SimTask(task(1, PINS[0])),))
+    lease = SimLease(1, LeaseRequest(on=("cpu:0",)), at_s=0.1, held_s=50.0)
+    result = simulate(Program([parent], leases=[lease]), cpus(2), lambda *_: 1.0, check_every=1)
+    assert result.commits[1] < 10.0
+
+
+def test_what_a_task_nests_that_runs_again_after_its_lease_runs_where_that_runs() -> None:
+    fleet = [*cpus(1), *(replace(gpu, memory_node=gpu.id) for gpu in GPUS)]
+    links = joined(*fleet[1:], bytes_per_s=1e9)
+    made = SimTask(task(100, name="make"), nbytes=1000, nested=(SimTask(task(1, name="inner")),))
+    lease = SimLease(1, LeaseRequest(on=("h0/cuda:0",)), tasks=[leased(made, 1)])
+    reader = SimTask(task(101, inputs=(100,), after=(100,), name="read"), at_s=3.0)
+    faults, work = Faults(losses=(Loss(2.0, "h0/cuda:0"),)), Program([reader], leases=[lease])
+    result = simulate(work, fleet, lambda *_: 0.5, topology=links, check_every=1, faults=faults)
+    assert result.happened["recommit"] == 1, result.failures
+    assert 101 in result.commits
+    assert not result.failures
 
 
 def test_the_same_seed_gives_the_same_run() -> None:

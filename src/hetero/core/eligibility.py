@@ -206,7 +206,7 @@ class Eligibility:
         """Return why no device can ever run a task as things stand, '' when one can."""
         task = state.task
         request = task.request
-        if request.lease and not state.recomputed and (ended := self._pool.ended(request.lease)):
+        if request.lease and (ended := self._pool.ended(request.lease)) and not state.is_again:
             return f"{task.name} did not begin in time: {ended}"
         reasons = self.too_small(state)
         reasons.update({index: "it ran out of memory there" for index in state.excluded if index not in reasons})
@@ -214,7 +214,7 @@ class Eligibility:
             (name, reason or reasons.get(index, ""))
             for index, (name, reason) in enumerate(self.obstacles(task.signature, request))
         ]
-        if request.lease and not state.recomputed and (held := self._pool.held(request.lease)):
+        if request.lease and (held := self._pool.held(request.lease)):
             for index, (name, reason) in enumerate(obstacles):
                 if name not in held:
                     obstacles[index] = (name, reason or f"lease {request.lease} does not hold it")

@@ -566,7 +566,7 @@ class LeaseLifecycle:
     def _end_tasks(self, lease: LeaseState, now_s: float, commands: list[Command]) -> None:
         """Fail the tasks of a lease that is over which have not begun."""
         for state in list(self._tasks.values()) if self._leased[lease.id] else ():
-            waits = state.phase in (Phase.READY, Phase.PLACED, Phase.HELD) and not state.recomputed
-            if waits and state.task.request.lease == lease.id:
+            waits = state.phase in (Phase.READY, Phase.PLACED, Phase.HELD)
+            if waits and state.task.request.lease == lease.id and not state.is_again:
                 self._lifecycle.take_off(state, now_s, commands)
                 self._lifecycle.fail(state, Failure("nothing_fits", self._lifecycle.why_stranded(state)), commands)

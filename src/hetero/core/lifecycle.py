@@ -243,7 +243,7 @@ class TaskLifecycle:
     def why_stranded(self, state: TaskState) -> str:
         """Exclude the devices whose memory cannot hold a task; return why none is left, '' where one is."""
         if too_small := self._eligibility.too_small(state):
-            state.excluded |= too_small.keys()
+            state.excluded |= frozenset(too_small)
         return self._eligibility.stranded(state)
 
     def _hold_if_suspect(self, state: TaskState) -> bool:
@@ -564,13 +564,14 @@ class TaskLifecycle:
             commands.append(Warn(f"{text}: its tasks are tried one at a time until one ends well"))
 
     def refuse_stranded(self, commands: list[Command]) -> None:
-        """Fail the ready tasks that no device can run any more; later ones fail when they become ready."""
+        """Fail the tasks in queues that no device can run any more; later ones fail when they become ready."""
         self.reduced = True
         self._eligibility.changed()
-        for state in [s for s in self._tasks.values() if s.phase is Phase.READY]:
+        queued = (Phase.READY, Phase.PLACED)
+        for state in [s for s in self._tasks.values() if s.phase in queued]:
             reason = self.why_stranded(state) if self._eligibility.may_be_stranded(state) else ""
-            if reason and state.phase is Phase.READY:
-                self._unqueue(state, commands)
+            if reason and state.phase in queued:
+                self.take_off(state, self._timer.now_s, commands)
                 self.fail(state, Failure("nothing_fits", reason), commands)
 
     def refuse_ruled_out(self, commands: list[Command]) -> None:

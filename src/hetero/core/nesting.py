@@ -84,7 +84,7 @@ class Nesting:
             self._free_circles()
         if waits:
             self._timer.wake(self._timer.now_s + self._rules.recheck_s, commands)
-        if not waits or not self._fleet.stalled or self._pool.lends or self._placer.is_moving():
+        if not waits or not self._fleet.stalled or self._placer.is_moving():
             self._stuck_s = inf
         elif self._stuck_s == inf:
             self._stuck_s = self._timer.now_s + self._rules.stuck_s
@@ -149,9 +149,16 @@ class Nesting:
         return [state for state in stuck if self._is_in_its_own_way(state)] or stuck
 
     def _may_start(self, state: TaskState) -> bool:
-        """Return whether a device that is being started, again perhaps, could run a task."""
-        seconds = self._placer.view.seconds(state, self._rows.of(state))
-        return any(device.phase in COMING and isfinite(seconds[device.index]) for device in self._fleet.states)
+        """Return whether a device that is being started, again perhaps, or that others have leased could run a task."""
+        row, lease = self._rows.of(state), state.task.request.lease
+        if lease and not self._pool.ended(lease) and not self._pool.held(lease):
+            return True
+        seconds = self._placer.view.seconds(state, row)
+        for device in self._fleet.states:
+            comes = device.phase in COMING and isfinite(seconds[device.index])
+            if comes or (not lease and isfinite(row.seconds[device.index]) and not self._pool.admits(device.name, 0)):
+                return True
+        return False
 
     def _is_in_its_own_way(self, state: TaskState) -> bool:
         seconds = self._rows.of(state).seconds

@@ -138,7 +138,7 @@ class Placer:
     def _place(self, now_s: float, commands: list[Command]) -> None:
         self.view.now_s = now_s
         if self.groups:
-            self.gather(next((group for group in self.groups if group.devices), self.groups[0]), now_s, commands)
+            self._gather_next(now_s, commands)
         ready = self.ready
         if not ready.count and (self.is_lazy or not self.parked):
             self._declined_at = 0
@@ -308,8 +308,8 @@ class Placer:
         request = state.task.request
         if self._fleet.own_nodes:
             node = device.device.memory_node
-            extra = request.memory_bytes or self._spare(row.out_bytes, state, node)
-            if state.out_of_memory:
+            extra = request.memory_bytes or (0 if self.view.stalled else self._spare(row.out_bytes, state, node))
+            if state.out_of_memory and not self.view.stalled:
                 extra = max(extra, self._spare(self._replicas.capacity(node), state, node))
             fits, orders = self._replicas.place(state, node, extra)
             commands.extend(orders)
@@ -382,6 +382,8 @@ class Placer:
             state = next(reversed(device.sent.values()))[0]
             if state.recalled or state.predicted_s < CHUNK_S or not state.task.request.is_plain or not idle:
                 continue
+            if state.excluded or state.avoided or state.is_deadly:  # it may not go there, and would come back at once
+                continue
             seconds = self._rows.of(state).seconds
             best = min(idle, key=lambda index: (seconds[index], index))
             if now_s + seconds[best] < available_s[device.index]:
@@ -434,10 +436,38 @@ class Placer:
 
     # gangs: several devices at once
 
-    def gather(self, state: TaskState, now_s: float, commands: list[Command]) -> None:
-        """Hold devices for the oldest group until all of them are idle, then run it on all at once."""
-        if not state.devices and not self._hold(state, now_s, commands):
-            return
+    def _gather_next(self, now_s: float, commands: list[Command]) -> None:
+        """Hold devices for the oldest group that may have them, until all of them are idle; then run it there.
+
+        Notes
+        -----
+        One that may not have devices now, since others have leased them or wait there, does not hold up those behind
+        it: they may be what these others wait for. One for which other groups have to end first does.
+        """
+        group = next((group for group in self.groups if group.devices), None)
+        tried = set[tuple[object, ...]]()
+        for each in self.groups if group is None else ():
+            inputs = each.task.inputs if self._fleet.own_nodes else ()
+            kind = (self._rows.of(each), each.task.parent, inputs, each.excluded, each.is_deadly)
+            if kind in tried:
+                continue
+            if self._hold(each, now_s, commands):
+                group = each
+                break
+            if self._waits_for_groups(each):
+                break
+            tried.add(kind)
+        if group is not None:
+            self._gather(group, now_s, commands)
+
+    def _waits_for_groups(self, state: TaskState) -> bool:
+        """Return whether there are enough devices for a group, were they not held for others."""
+        states = self._fleet.states
+        seconds = self.view.seconds(state, self._rows.of(state))
+        able = sum(isfinite(seconds[device.index]) and device.phase is DevicePhase.READY for device in states)
+        return able >= state.task.request.devices and any(device.held_by for device in states)
+
+    def _gather(self, state: TaskState, now_s: float, commands: list[Command]) -> None:
         held = [device for device in self._fleet.states if device.held_by == state.task.id]
         if state.missing or any(device.sent or device.stopping for device in held):
             return
@@ -471,6 +501,10 @@ class Placer:
             return False
         if not all(self._fleet.ready[index] for index in order[:wanted]):
             return False
+        whole = state.task.request.exclusive
+        hosts = {self._fleet.devices[index].host for index in order[:wanted]} if whole else set()
+        if any(device.held_by and device.device.host in hosts for device in self._fleet.states):
+            return False
         if self._fleet.own_nodes:
             alone = wanted == 1
             node = self._fleet.devices[order[0]].memory_node if alone else HOST_NODE
@@ -480,9 +514,8 @@ class Placer:
                 return False
         state.devices = tuple(int(index) for index in order[:wanted])
         state.predicted_s = float(max(seconds[index] for index in state.devices))
-        hosts = {self._fleet.devices[index].host for index in state.devices}
         for device in self._fleet.states:
-            if device.index in state.devices or (state.task.request.exclusive and device.device.host in hosts):
+            if device.index in state.devices or device.device.host in hosts:
                 device.held_by = state.task.id
                 self.offer(device)
                 self.clear(device, now_s, commands)

@@ -17,7 +17,7 @@ from hetero.core.estimates import EstimateRows, Row
 from hetero.core.fleet import Fleet
 from hetero.core.leases import LeasePool
 from hetero.core.replicas import Item, Replicas
-from hetero.core.state import DevicePhase, TaskState
+from hetero.core.state import DevicePhase, DeviceState, TaskState
 from hetero.model.device import HOST_NODE
 from hetero.plan.policies.base import Floats, Ints, ReadyTask
 
@@ -118,11 +118,16 @@ class PolicyView:
     def _keep_to_leases(self, seconds: Floats, state: TaskState) -> None:
         """Set the seconds of devices that others have leased, or that are not of the task's lease, to inf."""
         lease = state.task.request.lease
-        if state.recomputed and self._pool.ended(lease):
+        if lease and state.is_again and self._pool.ended(lease):
             lease = 0
-        for index, device in enumerate(self._fleet.devices):
-            if not self._pool.admits(device.id, lease):
-                seconds[index] = inf
+        for device in self._fleet.states:
+            if not self._pool.admits(device.name, lease) and not self._is_of_who_waits(state, device):
+                seconds[device.index] = inf
+
+    @staticmethod
+    def _is_of_who_waits(state: TaskState, device: DeviceState) -> bool:
+        """Return whether a task is nested in the one that waits at a device, which runs there to its end."""
+        return len(device.suspended) > 0 and state.is_below(device.suspended[-1])
 
     def _avoid(self, seconds: Floats, avoided: frozenset[int]) -> None:
         """Set the seconds of devices that a task avoids to inf, as long as another may run it."""

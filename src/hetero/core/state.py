@@ -261,6 +261,14 @@ class TaskState:
         return above is other
 
     @property
+    def is_again(self) -> bool:
+        """True when it runs again for a result that was lost, or is nested in a task that does."""
+        state: TaskState | None = self
+        while state is not None and not state.recomputed:
+            state = state.above
+        return state is not None
+
+    @property
     def is_deadly(self) -> bool:
         """True when it, or another task of its class, may have ended its worker."""
         return bool(self.crashes or self.alone or (self.row is not None and self.row.deadly))

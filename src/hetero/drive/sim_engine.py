@@ -13,6 +13,7 @@ from math import exp
 from typing import NamedTuple
 
 from hetero.drive.faults import Dice, Faults
+from hetero.drive.sim_values import SimTask
 from hetero.model.commands import Cancel, Discard, Free, Launch, Run, RunGroup, StartWorker, Transfer, Withdraw
 from hetero.model.device import HOST_NODE, Device
 from hetero.model.events import (
@@ -148,7 +149,7 @@ class SimEngine:
         post: Callable[[Event], None],
         now_s: Callable[[], float],
         task_of: Callable[[int], tuple[Task, int]],
-        nested: Mapping[int, object],
+        nested: Mapping[int, Sequence[SimTask]],
         submit: Callable[[int, int], tuple[int, ...]],
     ) -> None:
         self.workers = {device.id: _Worker(device) for device in fleet}
@@ -276,6 +277,9 @@ class SimEngine:
         task, _ = self._task_of(attempt.task)
         self._inputs_are_there(worker, task)
         seconds = self._truth(task, worker.device) * worker.factor + self._costs.launch_s
+        nests = attempt.task in self._nested
+        if nests and not self._spreads(attempt, task):
+            seconds, nests = seconds + self._nested_s(self._nested[attempt.task], worker), False
         if self._costs.noise:
             seconds *= exp(self._costs.noise * self._dice.normal())
         ends = self._ends(worker, task)
@@ -285,11 +289,21 @@ class SimEngine:
             return
         if ends == "crash":
             seconds *= self._dice.draw()
-        if attempt.task in self._nested and attempt.group is None and not ends:
+        if nests and not ends:
             self._at(0.0, partial(self._nest, worker, worker.life, worker.turn))
             self._at(seconds / 2, partial(self._wait, worker, worker.life, worker.turn, seconds / 2))
             return
         self._at(seconds, partial(self._end, worker, worker.life, worker.turn, ends))
+
+    @staticmethod
+    def _spreads(attempt: _SimAttempt, task: Task) -> bool:
+        """Return whether what an attempt nests goes elsewhere, and it waits for that."""
+        return attempt.group is None and not task.request.exclusive
+
+    def _nested_s(self, nested: Sequence[SimTask], worker: _Worker) -> float:
+        """Return how long nested tasks take that run at once in their parent's worker, s."""
+        own_s = sum(self._truth(entry.task, worker.device) for entry in nested) * worker.factor
+        return own_s + sum(self._nested_s(entry.nested, worker) for entry in nested)
 
     def _hand_back(self, worker: _Worker) -> None:
         """Hand back what was sent and may not run on top of the attempt that waits."""

@@ -25,7 +25,8 @@ class SimTask(NamedTuple):
     task : as the core sees it
     at_s : when it is handed in, ascending in a program
     nbytes : bytes of its result, which stay on the memory node of the device; 0 for a small value
-    nested : what each attempt at it submits as it begins and waits for half-way; their ids and parents are set then
+    nested : what each attempt at it submits as it begins and waits for half-way; their ids and parents are set then.
+        In an exclusive task, and in one of several devices, they run at once, as a part of it.
     """
 
     task: Task

@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the slowest folders, so that two processes of the runner end at nearly the same time."""
+    """Begin with the slowest folders, so that all processes of the runner end at nearly the same time."""
     folders = ("e2e", "engine", "backend", "docs", "sim")
     rank = {PROJECT / "tests" / name: place for place, name in enumerate(folders)}
     items.sort(key=lambda item: rank.get(item.path.parent, len(folders)))
@@ -187,9 +187,10 @@ def _left_behind(children: set[int], files: dict[int, str], blocks: set[str]) ->
 def no_leaks() -> Iterator[None]:
     """Fail when a test leaves a child process, a file descriptor or a shared-memory block behind.
 
-    What goes away within five seconds is not left behind; neither are blocks that other programs hold.
+    What goes away within five seconds is not left behind; neither are blocks that other programs hold. What was there
+    before the test is frozen: the test's garbage is found without a look at all that the runner holds.
     """
-    gc.collect()
+    gc.freeze()
     before = _descendants(), _files(), _blocks()
     yield
     deadline = time.monotonic() + GRACE_S
@@ -198,5 +199,6 @@ def no_leaks() -> Iterator[None]:
         time.sleep(0.05)
         gc.collect()
         left = _left_behind(*before)
+    gc.unfreeze()
     left = [item for item in left if not (item.startswith("/dev/shm/") and _held_by_others(item[9:]))]
     assert not left, "left behind: " + "; ".join(left)

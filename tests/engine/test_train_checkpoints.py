@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,20 +69,26 @@ def test_a_program_that_is_killed_resumes_to_the_same_bits_over_other_devices(tm
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def trainer(folder: Path, width: int = 16, **options: Any) -> hetero.Trainer:
+@pytest.fixture(scope="module")
+def ctx() -> Iterator[hetero.Context]:
+    with hetero.Context(devices="1xcpu", history=False) as made:
+        yield made
+
+
+def trainer(ctx: hetero.Context, folder: Path, width: int = 16, **options: Any) -> hetero.Trainer:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(12, width), torch.nn.Linear(width, 4))
     data = np.zeros((96, 12), np.float32), np.zeros(96, np.int64)
     optimizer = torch.optim.Adam(model.parameters())
-    options = {"global_batch": 32, "devices": "1xcpu", "checkpoint": folder, **options}
+    options = {"global_batch": 32, "devices": ctx, "checkpoint": folder, **options}
     return hetero.Trainer(model, torch.nn.CrossEntropyLoss(), optimizer, data, **trainer_options(**options))
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(ctx: hetero.Context, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the checkpoints of steps 3, 6 and 9."""
     path = tmp_path_factory.mktemp("kept") / "run"
-    with trainer(path) as made:
+    with trainer(ctx, path) as made:
         made.fit(4)
     return path
 
@@ -90,19 +97,21 @@ def test_the_newest_few_are_kept(folder: Path) -> None:
     assert TrainingCheckpoints(folder).steps() == (6, 9, 12)
 
 
-def test_training_goes_on_from_a_checkpoint(folder: Path) -> None:
-    made = trainer(folder)
+def test_training_goes_on_from_a_checkpoint(ctx: hetero.Context, folder: Path) -> None:
+    made = trainer(ctx, folder)
     assert made.resume() == 4
     assert made.step == 12
 
 
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(folder: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(
+    ctx: hetero.Context, folder: Path, tmp_path: Path
+) -> None:
     import shutil
 
     shutil.copytree(folder, tmp_path / "run")
     [state] = (tmp_path / "run" / "step-000000000012").glob("state*")
     state.write_bytes(state.read_bytes()[:-100])
-    made = trainer(tmp_path / "run")
+    made = trainer(ctx, tmp_path / "run")
     assert made.resume() == 3
     assert any("step 12 is passed over" in note for note in made.notes)
     for path in (tmp_path / "run").glob("step-*/state*"):
@@ -111,35 +120,35 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(folder: Path,
         made.resume()
 
 
-def test_a_checkpoint_of_another_model_or_run_is_refused(folder: Path) -> None:
+def test_a_checkpoint_of_another_model_or_run_is_refused(ctx: hetero.Context, folder: Path) -> None:
     with pytest.raises(HeteroError, match=r"the state is of another model: .*size mismatch"):
-        trainer(folder, width=17).resume()
+        trainer(ctx, folder, width=17).resume()
     with pytest.raises(BadValueError, match=r"has global_batch 32, and this run 48"):
-        trainer(folder, global_batch=48).resume()
+        trainer(ctx, folder, global_batch=48).resume()
     with pytest.raises(BadValueError, match="give checkpoint=FOLDER"):
-        trainer(folder, checkpoint=None).resume()
+        trainer(ctx, folder, checkpoint=None).resume()
 
 
-def test_a_run_without_checkpoints_begins_at_the_beginning(tmp_path: Path) -> None:
-    assert trainer(tmp_path / "nothing").resume() == 0
+def test_a_run_without_checkpoints_begins_at_the_beginning(ctx: hetero.Context, tmp_path: Path) -> None:
+    assert trainer(ctx, tmp_path / "nothing").resume() == 0
 
 
-def test_a_run_does_not_begin_anew_beside_checkpoints_that_are_further(folder: Path) -> None:
+def test_a_run_does_not_begin_anew_beside_checkpoints_that_are_further(ctx: hetero.Context, folder: Path) -> None:
     with pytest.raises(BadValueError, match=r"a checkpoint of step 12 already, and this run stands at step 0; resume"):
-        trainer(folder).fit(1)
+        trainer(ctx, folder).fit(1)
 
 
-def test_a_run_that_is_done_has_nothing_left_to_do(folder: Path) -> None:
-    with trainer(folder) as made:
+def test_a_run_that_is_done_has_nothing_left_to_do(ctx: hetero.Context, folder: Path) -> None:
+    with trainer(ctx, folder) as made:
         assert made.fit(4 - made.resume()) == []
 
 
-def test_an_epoch_that_is_resumed_in_its_middle_reports_all_of_its_samples(tmp_path: Path) -> None:
-    with trainer(tmp_path / "whole", checkpoint_every=2) as made:
+def test_an_epoch_that_is_resumed_in_its_middle_reports_all_of_its_samples(ctx: hetero.Context, tmp_path: Path) -> None:
+    with trainer(ctx, tmp_path / "whole", checkpoint_every=2) as made:
         [whole] = made.fit(1)
     for path in (tmp_path / "whole" / f"step-{3:012d}").iterdir():
         path.unlink()
-    with trainer(tmp_path / "whole", checkpoint_every=2) as made:
+    with trainer(ctx, tmp_path / "whole", checkpoint_every=2) as made:
         assert made.resume() == 0
         assert made.step == 2
         [resumed] = made.fit(1)
@@ -147,17 +156,17 @@ def test_an_epoch_that_is_resumed_in_its_middle_reports_all_of_its_samples(tmp_p
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Checkpoint]:
+def written(ctx: hetero.Context, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Checkpoint]:
     """Return the checkpoints of every step of a run of two epochs."""
     path = tmp_path_factory.mktemp("every") / "run"
-    with trainer(path, checkpoint_every=1, keep=100, exact="bitwise") as made:
+    with trainer(ctx, path, checkpoint_every=1, keep=100, exact="bitwise") as made:
         made.fit(2)
     kept = TrainingCheckpoints(path)
     return {step: Checkpoint(step, *kept.read(step)) for step in kept.steps()}
 
 
 def test_a_kill_at_any_write_boundary_leaves_the_newest_complete_checkpoint_and_it_leads_to_the_same_bits(
-    written: dict[int, Checkpoint], tmp_path: Path
+    ctx: hetero.Context, written: dict[int, Checkpoint], tmp_path: Path
 ) -> None:
     disk = RecordingDisk(tmp_path / "store")
     kept = TrainingCheckpoints("", keep=2, store=FileStore(tmp_path / "store", disk))
@@ -178,13 +187,12 @@ def test_a_kill_at_any_write_boundary_leaves_the_newest_complete_checkpoint_and_
         tried += 1
     assert tried > 100
     assert sorted(roots) == [0, *written]
-    with hetero.Context(devices="1xcpu", history=False) as ctx:
-        for step, root in roots.items():
-            with trainer(root, devices=ctx, exact="bitwise", checkpoint_every=100) as made:
-                assert made.resume() == step // 3
-                made.fit(2 - step // 3)
-            last, whole = unpack(TrainingCheckpoints(root).newest().state), unpack(written[6].state)  # type: ignore[union-attr]
-            assert all(torch.equal(last[0][name], whole[0][name]) for name in whole[0])
+    for step, root in roots.items():
+        with trainer(ctx, root, exact="bitwise", checkpoint_every=100) as made:
+            assert made.resume() == step // 3
+            made.fit(2 - step // 3)
+        last, whole = unpack(TrainingCheckpoints(root).newest().state), unpack(written[6].state)  # type: ignore[union-attr]
+        assert all(torch.equal(last[0][name], whole[0][name]) for name in whole[0])
 
 
 def test_equal_models_are_equal_bytes(tmp_path: Path) -> None:

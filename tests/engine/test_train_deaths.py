@@ -88,18 +88,19 @@ def ctx() -> Iterator[hetero.Context]:
 
 
 @pytest.fixture(scope="module")
-def bits() -> Callable[[int], list[Any]]:
-    """Return a function that gives the parameters after so many undisturbed epochs on one device."""
+def bits() -> Iterator[Callable[[int], list[Any]]]:
+    """Yield a function that gives the parameters after so many undisturbed epochs on one device."""
     kept: dict[int, list[Any]] = {}
+    with hetero.Context(devices="1xcpu", isolation="thread", history=False) as alone:
+        trainer = make(alone)
 
-    def alone(epochs: int) -> list[Any]:
-        if epochs not in kept:
-            with make("1xcpu") as trainer:
-                trainer.fit(epochs)
-            kept[epochs] = [parameter.detach().clone() for parameter in trainer.model.parameters()]
-        return kept[epochs]
+        def after(epochs: int) -> list[Any]:
+            for epoch in range(len(kept) + 1, epochs + 1):
+                trainer.fit(1)
+                kept[epoch] = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+            return kept[epochs]
 
-    return alone
+        yield after
 
 
 def pid(ctx: Any, device: int) -> int:

@@ -7,6 +7,7 @@ import inspect
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -29,9 +30,10 @@ MOST_ANY = 1469
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def trees() -> Iterator[tuple[Path, ast.Module]]:
-    for path in sorted(SOURCE.rglob("*.py")):
-        yield path.relative_to(SOURCE), ast.parse(path.read_text())
+@cache
+def trees() -> list[tuple[Path, ast.Module]]:
+    """Return the syntax trees of the source, each by its path in the package."""
+    return [(path.relative_to(SOURCE), ast.parse(path.read_text())) for path in sorted(SOURCE.rglob("*.py"))]
 
 
 def functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function, bool]]:

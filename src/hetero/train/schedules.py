@@ -25,7 +25,7 @@ __all__ = ["ScheduleHistory", "load_schedulers", "unstepped_scheduler"]
 _MOST_MET = 200_000
 
 
-def _holding(optimizer: object) -> list[Any]:
+def _holding(optimizer: object) -> list[object]:
     """Return the schedulers of torch's that hold an optimizer.
 
     Notes

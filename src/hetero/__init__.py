@@ -7,7 +7,16 @@ needs, the rest by subject in `hetero.tasks`, `hetero.train`, `hetero.batch`, `h
 
 from __future__ import annotations
 
+import sys
+
 from hetero.floor.lazy import lazy_names
+
+if "hetero_run" in sys._xoptions:
+    from hetero.floor.script_runs import begin
+
+    begin()
+    del begin
+del sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -232,15 +232,16 @@ def test_an_exception_of_the_script_is_told_as_python_tells_it(script: Any) -> N
     ("kind", "code"), [("BadValueError", 2), ("ConfigError", 3), ("NothingFitsError", 4), ("TaskLostError", 1)]
 )
 def test_a_mistake_in_a_script_is_one_line_and_its_exit_code(kind: str, code: int, script: Any) -> None:
-    done = hetero("run", script(f"from hetero.floor.errors import {kind}\nraise {kind}('a is wrong', remedy='do b')\n"))
-    assert (done.returncode, done.stderr) == (code, "hetero: a is wrong; do b\n")
+    path = script(f"from hetero.floor.errors import {kind}\nraise {kind}('a is wrong', remedy='do b')\n")
+    done = hetero("run", path)
+    assert (done.returncode, done.stderr) == (code, f"hetero: a is wrong; do b\nhetero: raised in {path}, line 2\n")
 
 
 def test_the_traceback_of_a_mistake_is_shown_when_debugging(script: Any) -> None:
     path = script("from hetero.floor.errors import BadValueError\nraise BadValueError('a is wrong')\n")
     stderr = hetero("run", path, HETERO_DEBUG="1").stderr
     assert "Traceback" in stderr
-    assert stderr.endswith("hetero: a is wrong\n")
+    assert stderr.endswith(f"hetero: a is wrong\nhetero: raised in {path}, line 2\n")
 
 
 def test_a_script_from_standard_input_runs() -> None:
@@ -252,7 +253,7 @@ def test_what_a_script_leaves_for_the_end_of_the_program_still_works(script: Any
     assert hetero("run", script(text)).stdout == "late late\n"
 
 
-def test_an_interrupted_script_exits_130(script: Any) -> None:
+def test_an_interrupted_script_dies_of_it_and_says_where(script: Any) -> None:
     path = script("import time\nprint('up', flush=True)\ntime.sleep(50)\n")
     with subprocess.Popen(
         [sys.executable, "-m", "hetero", "run", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -262,7 +263,9 @@ def test_an_interrupted_script_exits_130(script: Any) -> None:
         time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=ENOUGH_S)
-    assert (process.returncode, stderr) == (130, "hetero: interrupted\n")
+    assert process.returncode == -signal.SIGINT
+    assert stderr.startswith("Traceback")
+    assert stderr.endswith("    time.sleep(50)\nKeyboardInterrupt\n")
 
 
 def test_the_options_of_run_reach_the_script_as_defaults(script: Any, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -146,26 +147,74 @@ ENDS = [
     "import sys\nsys.excepthook = None\n1 / 0\n",
     "import sys\ndel sys.excepthook\n1 / 0\n",
     "import atexit, sys\natexit.register(lambda: print(sys.last_type, sys.last_value))\n1 / 0\n",
+    "import warnings\nwarnings.warn('w', stacklevel=2)\nraise OSError\n",
+    "import inspect, traceback\ntraceback.print_stack()\nprint(len(inspect.stack()), dir())\n{}[1]\n",
+    "def deep(n): return n and deep(n - 1)\nprint(deep(990))\ndeep(99999)\n",
+    "class End:\n    def __del__(self): print('gone')\n"
+    "import atexit\natexit.register(print, 'exit')\nend = End()\nend.x\n",
+    "import os, sys, subprocess\nprint(sorted(os.environ), sys.flags, sys.path, sys.argv, sys.warnoptions)\n"
+    "subprocess.run([sys.executable, '-c', 'import os; print(sorted(os.environ))'])\nraise KeyboardInterrupt\n",
+    "print('\0')\n",
+    "# coding: nonsense\n",
+    "x = '\u00e9'\nimport sys; sys.exit('last words')\n",
+    "def f(:\n",
+    "import os, signal\nprint('killed', flush=True)\nos.kill(os.getpid(), signal.SIGTERM)\n",
+    "import hetero\nprint(hetero.errors)\nraise ValueError(3)\n",
 ]
+
+
+def both(folder: Path, *words: str, flags: tuple[str, ...] = ()) -> list[tuple[int, bytes]]:
+    """Return exit status and output of a program under Python, and under `hetero run`."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = [
+        subprocess.run(
+            [sys.executable, *flags, *way, *words],
+            cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            timeout=ENOUGH_S, check=False,
+        )
+        for way in ((), ("-m", "hetero", "run"))
+    ]  # fmt: skip
+    return [(each.returncode, each.stdout) for each in done]
 
 
 @pytest.mark.parametrize("text", ENDS)
 def test_a_program_ends_with_the_words_of_python_in_their_order(text: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_bytes(text.replace("\u00e9", "\x80").encode("latin-1"))
+    plain, ours = both(tmp_path, "program.py", "a", "-b")
+    assert ours == plain
+    assert plain[1]
+
+
+@pytest.mark.parametrize("flags", [("-P",), ("-O", "-B"), ("-W", "error::UserWarning"), ("-X", "utf8"), ("-u",)])
+def test_the_options_of_the_interpreter_are_those_of_the_script(flags: tuple[str, ...], tmp_path: Path) -> None:
+    text = "import sys\nprint(sys.flags, sys.path, sys.warnoptions, sys.stdout.write_through)\nassert not sys.argv\n"
     (tmp_path / "program.py").write_text(text)
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    plain, ours = (
-        subprocess.run(
-            [sys.executable, *words, "program.py"],
-            cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            timeout=ENOUGH_S, check=False,
-        )
-        for words in ((), ("-m", "hetero", "run"))
-    )  # fmt: skip
-    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
-    assert b"Traceback" in plain.stdout
+    plain, ours = both(tmp_path, "program.py", flags=flags)
+    assert ours == plain
 
 
-def test_an_interrupted_program_exits_130_and_leaves_no_worker(script: Any) -> None:
+def test_a_folder_and_an_archive_run_as_under_python(tmp_path: Path) -> None:
+    (tmp_path / "program").mkdir()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "program" / "beside.py").write_text("def f(): return 1 / 0\n")
+    (tmp_path / "program" / "__main__.py").write_text(
+        "import sys, beside\nprint(__name__, __package__, sys.path[0], sys.argv, flush=True)\nbeside.f()\n"
+    )
+    shutil.make_archive(str(tmp_path / "archive"), "zip", tmp_path / "program")
+    for name in ("program", "archive.zip", "empty"):
+        plain, ours = both(tmp_path, name, "x")
+        assert ours == plain
+        assert plain[0] == 1
+
+
+def test_options_for_a_program_that_cannot_take_them_are_told(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("print(1)\n")
+    done = hetero("run", "--devices", "1xcpu", "program.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert done.stderr.count("--devices 1xcpu") == 1
+
+
+def test_an_interrupted_program_says_where_and_leaves_no_worker(script: Any) -> None:
     path = script("ctx.run(sum, [1])\nprint('up', flush=True)\nctx.run(__import__('time').sleep, 50)")
     command = [sys.executable, "-m", "hetero", "run", "--devices", "1xcpu", path]
     env = {**os.environ, **SILENT}
@@ -176,7 +225,9 @@ def test_an_interrupted_program_exits_130_and_leaves_no_worker(script: Any) -> N
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=ENOUGH_S)
-    assert (process.returncode, stderr) == (130, "hetero: interrupted\n")
+    assert process.returncode == -signal.SIGINT
+    assert stderr.endswith("KeyboardInterrupt\n")
+    assert f'File "{path}", line 5' in stderr
     assert workers
     gone, alive = psutil.wait_procs(workers, timeout=10)
     assert (len(gone), alive) == (len(workers), [])

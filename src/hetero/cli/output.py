@@ -17,6 +17,7 @@ from hetero.floor import settings
 from hetero.floor.errors import EngineError, ExitCode, HeteroError
 from hetero.floor.extras import EXTRAS, missing
 from hetero.floor.own_memory import memory_limit_bytes
+from hetero.floor.script_runs import tell_error, wants_traceback
 from hetero.floor.terminal import console, say, show_any_character, styled
 from hetero.floor.units import format_bytes
 
@@ -37,9 +38,6 @@ __all__ = [
     "styled",
     "tell_error",
 ]
-
-_MOST_MISTAKES = 40
-
 
 _quiet = False
 
@@ -112,7 +110,7 @@ def run_command(app: typer.Typer, name: str) -> None:
         sys.exit(tell_error(error))
     except (ImportError, MemoryError, OSError) as error:
         known = _worded(error)
-        if known is None or _wants_traceback():
+        if known is None or wants_traceback():
             raise
         sys.exit(tell_error(known))
 
@@ -151,27 +149,3 @@ def _worded(error: BaseException) -> HeteroError | None:
         return EngineError(problem, remedy="raise the limit (ulimit -v), or do less at once")
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     return missing(package, "this") if package in EXTRAS else None
-
-
-def tell_error(error: HeteroError) -> int:
-    """Print a mistake on standard error, each of several on its own line; returns the exit code.
-
-    With HETERO_DEBUG of 1 or more the traceback stands before it.
-    """
-    if _wants_traceback():
-        import traceback
-
-        traceback.print_exception(error)
-    mistakes = list(map(str, getattr(error, "mistakes", ())))
-    if len(mistakes) > _MOST_MISTAKES:
-        mistakes[_MOST_MISTAKES:] = [f"and {len(mistakes) - _MOST_MISTAKES:,} more mistakes"]
-    for line in mistakes or [str(error)]:
-        say(f"hetero: {line}", to=sys.stderr)
-    return error.exit_code
-
-
-def _wants_traceback() -> bool:
-    try:
-        return settings.debug_level() >= 1
-    except HeteroError:
-        return False

@@ -20,6 +20,7 @@ from hetero.cli.output import console, print_json, run_command, say
 from hetero.floor.errors import BadValueError
 from hetero.floor.files import output_stream
 from hetero.floor.platform import die_with_parent
+from hetero.floor.script_runs import python_command
 
 if TYPE_CHECKING:
     from hetero.report.record import RunRecord
@@ -165,8 +166,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="hetero-") as folder:
         settings.switch_on("HETERO_TRACE", str(Path(folder) / "{pid}-{n}.trace.jsonl.gz"))
         ending = partial(die_with_parent, os.getpid()) if sys.platform == "linux" else None
-        command = [sys.executable, script, *(args or [])]
-        code = subprocess.run(command, check=False, preexec_fn=ending).returncode
+        code = subprocess.run(python_command(script, args or []), check=False, preexec_fn=ending).returncode
         path = output or Path(f"{Path(script).stem}.report.html")
         runs = sorted((_read(trace) for trace in Path(folder).iterdir()), key=_opened_s)
         for number, each in enumerate(runs, start=1):

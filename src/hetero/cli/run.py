@@ -1,33 +1,30 @@
 """`hetero run`: runs a script with the fleet, engine and settings of the command line.
 
-In: a script, its arguments, options. Out: what the script does, and its exit code.
-It must not import the script as a module: the script is `__main__`, as under `python SCRIPT`.
+In: a script, its arguments, options. Out: the process itself, which becomes `python SCRIPT` with the settings in its
+environment. It must not run the script here: our frames, modules and streams would show.
 """
 
 from __future__ import annotations
 
-import builtins
 import os
 import sys
-import types
-from contextlib import suppress
-from importlib.machinery import SourceFileLoader
+import zipfile
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from hetero.cli.options import Address, Config, Devices, Engine, Policy, Settings, Trace, as_setting
-from hetero.cli.output import say, tell_error
+from hetero.cli.output import say
 from hetero.floor import settings
-from hetero.floor.errors import BadValueError, ExitCode, HeteroError
-from hetero.floor.terminal import leave_characters
+from hetero.floor.errors import BadValueError
+from hetero.floor.script_runs import python_command
 
 __all__ = ["run"]
 
 
 def run(
-    script: Annotated[str, typer.Argument(help="Python file to run; '-' reads it from standard input.")],
+    script: Annotated[str, typer.Argument(help="What python runs: a file, a folder or archive of one, or '-'.")],
     args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
     config: Config = None,
     devices: Devices = None,
@@ -44,7 +41,7 @@ def run(
     What the script itself gives to Context wins over the options, with a warning, and the options win over
     the configuration file. Where the script opens no Context the options have no effect, and a warning says so.
     """
-    code = _compiled(script)
+    _check(script)
     options = {
         "devices": devices,
         "engine": engine,
@@ -56,48 +53,32 @@ def run(
     _hand_down(config, [*chosen, *(set_ or [])])
     typed = {key: f"--{key} {value}" for key, value in {**options, "config": config, "trace": trace}.items() if value}
     typed |= {line.partition("=")[0].strip(): f"--set {line}" for line in set_ or []}
-    if settings.progress() is None:
-        settings.switch_on("HETERO_PROGRESS", "1")
-    _listen({} if submitted else typed)  # those of a submitted program are none that its user typed
+    shown = {} if submitted else typed  # those of a submitted program are none that its user typed
+    _tell_unused(script, shown)
+    _become(python_command(script, args or [], shown))
+
+
+def _check(script: str) -> None:
+    """Refuse a script that is not there, in our words; what it is Python says."""
+    if script == "-" or Path(script).is_dir():
+        return
     try:
-        _execute(code, script, args or [])
-    finally:
-        _tell_unheard(script)
+        with open(script, "rb"):
+            pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BadValueError(f"{script} cannot be read: {reason}", remedy="check the path") from error
 
 
-def _listen(typed: dict[str, str]) -> None:
-    """From now on, note which options of the command line the program's Contexts take."""
-    if typed:
-        from hetero.session.config import command_line
-
-        command_line.options, command_line.heard = typed, False
-
-
-def _tell_unheard(script: str) -> None:
-    config = sys.modules.get("hetero.session.config")
-    unheard = config.command_line.unheard() if config is not None else ""
-    if unheard:
-        print(
-            f"hetero: {script} opened no hetero.Context itself, so these had no effect on it: {unheard}",
-            file=sys.stderr,
-        )
-
-
-def _compiled(script: str) -> types.CodeType:
-    from hetero.floor.documents import MOST_BYTES, read_bytes
-
-    source = sys.stdin.buffer.read(MOST_BYTES) if script == "-" else read_bytes(Path(script), BadValueError)
-    try:
-        return compile(source, "<stdin>" if script == "-" else _in_full(script), "exec", dont_inherit=True)
-    except SyntaxError as error:
-        _end_with_traceback(error, own_frames=1)
-    except ValueError as error:
-        raise BadValueError(f"{script}: this is not Python: {error}") from error
-
-
-def _in_full(script: str) -> str:
-    """Return a script's path as Python itself gives it to the script: absolute, links and dots left as they are."""
-    return os.path.join(os.getcwd(), script)
+def _tell_unused(script: str, options: dict[str, str]) -> None:
+    """Print a note where the script itself cannot open a Context: the options are for those that it imports then."""
+    path = Path(script) / "__main__.py" if Path(script).is_dir() else Path(script)
+    if not options or script == "-" or not path.is_file() or zipfile.is_zipfile(path):
+        return
+    if b"hetero" not in path.read_bytes():
+        words = ", ".join(options.values())
+        text = "does not name hetero: only a Context that a module which it imports opens takes"
+        say(f"hetero: {script} {text} {words}", to=sys.stderr)
 
 
 def _hand_down(config: Path | None, chosen: list[str]) -> None:
@@ -114,56 +95,17 @@ def _hand_down(config: Path | None, chosen: list[str]) -> None:
         load(config)
 
 
-def _execute(code: types.CodeType, script: str, args: list[str]) -> None:
-    main = types.ModuleType("__main__")
-    if script == "-":
-        named: dict[str, object] = {"__file__": "<stdin>"}
-    else:
-        named = {"__file__": _in_full(script), "__loader__": SourceFileLoader("__main__", _in_full(script))}
-    main.__dict__.update(named, __builtins__=builtins, __cached__=None)
-    sys.argv = [script, *args]
-    sys.path[0] = "" if script == "-" else str(Path(script).resolve().parent)
-    sys.modules["__main__"] = main
-    leave_characters()
-    try:
-        exec(code, main.__dict__)
-    except HeteroError as error:
-        raise typer.Exit(tell_error(error)) from None
-    except KeyboardInterrupt:
-        say("hetero: interrupted", to=sys.stderr)
-        raise typer.Exit(ExitCode.INTERRUPTED) from None
-    except SystemExit:
-        raise
-    except BaseException as error:  # noqa: BLE001  the script's own, told as python tells it
-        _end_with_traceback(error, own_frames=1)
+def _become(command: list[str]) -> NoReturn:
+    """Go on as another process; where that is not possible, run it and end as it ends."""
+    _flush_streams()
+    if os.name == "posix":
+        os.execv(command[0], command)
+    import subprocess
+
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
-def _end_with_traceback(error: BaseException, own_frames: int) -> NoReturn:
-    """Print an exception without our own frames, as python would, and exit 1."""
-    told = _told(error, own_frames)
-    sys.last_type, sys.last_value, sys.last_traceback = told
-    with suppress(Exception):  # what was printed before comes first, also where both go to one file
-        sys.stdout.flush()
-    try:
-        sys.excepthook(*told)
-    except SystemExit:
-        raise
-    except BaseException as other:  # noqa: BLE001  what the script has put there may do anything
-        missing = not hasattr(sys, "excepthook")
-        print("sys.excepthook is missing" if missing else "Error in sys.excepthook:", file=sys.stderr)
-        if not missing:
-            other.__context__ = None if other.__context__ is error else other.__context__
-            sys.__excepthook__(*_told(other, 1))
-            print("\nOriginal exception was:", file=sys.stderr)
-        sys.__excepthook__(*told)
-    raise typer.Exit(ExitCode.FAILED)
-
-
-def _told(
-    error: BaseException, own_frames: int
-) -> tuple[type[BaseException], BaseException, types.TracebackType | None]:
-    """Return what an excepthook takes, without our own frames."""
-    trace = error.__traceback__
-    for _ in range(own_frames):
-        trace = trace.tb_next if trace is not None else None
-    return type(error), error.with_traceback(trace), trace
+def _flush_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()

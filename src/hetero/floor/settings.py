@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.floor.files import local_path
 
 __all__ = [
+    "RUN_OPTION",
     "SWITCHES",
     "Switch",
     "check_level",
@@ -89,6 +91,9 @@ SWITCHES: tuple[Switch, ...] = (
     Switch("HETERO_TEST_DATA", "", "folder of the data that tests and benchmarks read"),
 )
 
+RUN_OPTION = "hetero_run"
+"""Of `python -X`: by it a script of `hetero run` knows itself; processes that it starts do not inherit it."""
+
 _BY_NAME = {switch.name: switch for switch in SWITCHES}
 
 
@@ -124,8 +129,10 @@ def check_level() -> int:
 
 
 def progress() -> int | None:
-    """Return HETERO_PROGRESS, 0 or 1, or None when it is not set."""
-    return _whole("HETERO_PROGRESS", 0, 1) if read("HETERO_PROGRESS") else None
+    """Return HETERO_PROGRESS, 0 or 1; where it is not set 1 in a script of `hetero run`, else None."""
+    if read("HETERO_PROGRESS"):
+        return _whole("HETERO_PROGRESS", 0, 1)
+    return 1 if RUN_OPTION in sys._xoptions else None
 
 
 def seed() -> int:

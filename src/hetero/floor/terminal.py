@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-__all__ = ["console", "leave_characters", "say", "show_any_character", "styled"]
+__all__ = ["console", "say", "show_any_character", "styled"]
 
 
 def say(text: str = "", *, to: TextIO | None = None, end: str = "\n", flush: bool = False) -> None:
@@ -70,19 +70,7 @@ def show_any_character() -> None:
     """Make the standard streams show something alike for a character that their encoding lacks: a command's own."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors != ENCODING_ERRORS:
-            _found.setdefault(stream, stream.errors)
             stream.reconfigure(errors=ENCODING_ERRORS)
-
-
-def leave_characters() -> None:
-    """Make the standard streams treat characters as they did before `show_any_character`: a script's own."""
-    while _found:
-        stream, errors = _found.popitem()
-        stream.reconfigure(errors=errors)
-
-
-_found: dict[io.TextIOWrapper, str | None] = {}
-"""How streams treated characters that their encoding lacks."""
 
 
 @cache

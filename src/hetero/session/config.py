@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hetero.floor import settings
 from hetero.floor.documents import read_text
 from hetero.floor.errors import ConfigError, did_you_mean
+from hetero.floor.script_runs import typed_options
 from hetero.floor.units import shown
 from hetero.session.config_yaml import Tree, copied, lay_over, lay_value, read_yaml, tree_of
 
@@ -33,7 +34,7 @@ class _CommandLine:
     """What `hetero run` was told for the Contexts of a program, so that none of it is lost without a word."""
 
     def __init__(self) -> None:
-        self.options: dict[str, str] = {}
+        self.options = typed_options()
         self.heard = False
         self._told: set[str] = set()
 

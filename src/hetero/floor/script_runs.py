@@ -52,7 +52,7 @@ def typed_options() -> dict[str, str]:
 
 
 def begin() -> None:
-    """Tell mistakes as commands do, and at the end which options no Context took."""
+    """Set up that mistakes are told as commands do, and at the end which options no Context took."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _tell
     if typed_options():

@@ -9,7 +9,9 @@ import threading
 import types
 from typing import Any
 
-from hetero.engines.shared.exceptions import dump_error, kind_here, load_error, one_line
+import pytest
+
+from hetero.engines.shared.exceptions import add_note, dump_error, kind_here, load_error, one_line
 from hetero.floor.errors import BadValueError, HeteroError, RemoteTracebackError
 
 
@@ -140,6 +142,58 @@ def test_an_exception_that_raises_wherever_it_is_asked_comes_back_as_itself() ->
     assert type(back) is DumbError
     assert back.one == 1
     assert one_line(back) == "DumbError: (its text cannot be made)"
+
+
+class ArgsError(Exception):
+    args = property(lambda self: ("made up",))  # type: ignore[assignment]
+
+
+class FieldsError(Exception):
+    __cause__ = property(lambda self: None)  # type: ignore[assignment]
+    __context__ = property(lambda self: 1 / 0)  # type: ignore[assignment]
+    __suppress_context__ = property(lambda self: "no")  # type: ignore[assignment]
+    __notes__ = property(lambda self: ["never"])  # type: ignore[assignment]
+    __dict__ = property(lambda self: {})  # type: ignore[assignment]
+    name = property(lambda self: 1 / 0)
+
+    def with_traceback(self, trace: object) -> Any:
+        raise RuntimeError("no")
+
+
+class MixedError(ArgsError, FieldsError):
+    __slots__ = ("own",)
+
+    def __init__(self, own: object) -> None:
+        super().__init__(own)
+        object.__setattr__(self, "own", own)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+
+class ReduceError(ArgsError):
+    def __reduce__(self) -> Any:
+        raise ValueError("cannot")
+
+
+@pytest.mark.parametrize("kind", [ArgsError, FieldsError, MixedError, ReduceError])
+def test_a_class_whose_properties_hide_the_fields_of_exceptions_comes_back_as_itself(kind: type[Exception]) -> None:
+    fields = vars(BaseException)
+    try:
+        try:
+            raise KeyError("first")
+        except KeyError as cause:
+            raise kind("own") from cause
+    except kind as error:
+        blob, text = dump_error(error)
+    found = load_error(blob, "message", text)
+    assert type(found) is kind
+    assert fields["args"].__get__(found) == ("own",)
+    assert repr(fields["__cause__"].__get__(found)) == "KeyError('first')"
+    assert f"{kind.__name__}" in text
+    assert kind_here("missing_package", found) == "exception"
+    add_note(found, "noted")
+    assert fields["__dict__"].__get__(found)["__notes__"] == ["noted"]
 
 
 def test_fields_that_c_holds_survive() -> None:

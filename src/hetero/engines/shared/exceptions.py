@@ -22,7 +22,16 @@ from hetero.engines.shared.wire import as_bytes, cloud_pickler
 from hetero.floor.errors import HeteroError, RemoteTracebackError, SerialisationError
 from hetero.model.tasks import Failure
 
-__all__ = ["add_note", "dump_error", "failure_of", "kind_here", "load_error", "one_line"]
+__all__ = [
+    "add_note",
+    "dump_error",
+    "failure_of",
+    "kind_here",
+    "load_error",
+    "one_line",
+    "read_field",
+    "write_field",
+]
 
 _OURS = f"{Path(__file__).parents[2]}{os.sep}"
 _LONGEST_CHAIN = 50
@@ -74,7 +83,8 @@ def one_line(error: BaseException) -> str:
         text = str(error).strip().splitlines()
     except BaseException:  # noqa: BLE001  a user's exception may raise anything when it is shown
         text = ["(its text cannot be made)"]
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    name = type.__getattribute__(type(error), "__name__")
+    return f"{name}: {text[0]}" if text else str(name)
 
 
 def dump_error(error: BaseException) -> tuple[bytes | None, str]:
@@ -82,7 +92,7 @@ def dump_error(error: BaseException) -> tuple[bytes | None, str]:
 
     The text begins with the user's own frame: those of ours, which called it, say nothing of the task.
     """
-    begin = frames = _own(error, "__traceback__")
+    begin = frames = read_field(error, "__traceback__")
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
         frames = frames.tb_next
     try:
@@ -101,11 +111,11 @@ def load_error(blob: bytes | None, message: str, text: str) -> BaseException:
     if error is None:
         error = HeteroError(message)
     last, seen = error, {id(error)}
-    while (cause := _own(last, "__cause__")) is not None and id(cause) not in seen:
+    while (cause := read_field(last, "__cause__")) is not None and id(cause) not in seen:
         last = cause
         seen.add(id(last))
     if type(last) is not RemoteTracebackError:
-        _write(last, "__cause__", RemoteTracebackError(text))
+        write_field(last, "__cause__", RemoteTracebackError(text))
     return error
 
 
@@ -116,7 +126,7 @@ def kind_here(kind: object, error: BaseException) -> Any:
     """
     if kind != "missing_package":
         return kind
-    name = getattr(error, "name", None)
+    name = read_field(error, "name")
     return kind if isinstance(name, str) and _is_here(name) else "exception"
 
 
@@ -168,18 +178,18 @@ def _plain(error: BaseException, depth: int) -> _Plain:
     made, *rest = _reduced(base, error)
     state = {**(rest[0] if rest and isinstance(rest[0], dict) else {}), **_attributes(error)}
     further = depth + 1 < _LONGEST_CHAIN
-    cause, context = _own(error, "__cause__"), _own(error, "__context__")
+    cause, context = read_field(error, "__cause__"), read_field(error, "__context__")
     return _Plain(
         _body(kind),
         kind.__name__,
         tuple([(one.__module__, one.__qualname__) for one in kind.__mro__]),
         tuple(map(_piece, made)),
-        tuple(map(_piece, _own(error, "args"))),
+        tuple(map(_piece, read_field(error, "args"))),
         {name: _piece(value) for name, value in state.items()},
         _whole(error) if _reduces_itself(kind) else None,
         _dumped(cause, depth + 1) if cause is not None and further else None,
         _dumped(context, depth + 1) if context not in (None, cause) and context is not None and further else None,
-        _own(error, "__suppress_context__"),
+        read_field(error, "__suppress_context__"),
     )
 
 
@@ -193,12 +203,12 @@ def _reduced(base: Any, error: BaseException) -> tuple[Any, ...]:
     try:
         _, made, *rest = base.__reduce__(error)
     except BaseException:  # noqa: BLE001  of a base in C that lacks what a subclass did not set
-        return (_own(error, "args"),)
+        return (read_field(error, "args"),)
     return (made, *rest)
 
 
 def _attributes(error: BaseException) -> dict[str, object]:
-    found = dict(_own(error, "__dict__") or {})
+    found = dict(read_field(error, "__dict__") or {})
     for name in _slots(type(error)):
         try:
             found[name] = object.__getattribute__(error, name)
@@ -206,7 +216,7 @@ def _attributes(error: BaseException) -> dict[str, object]:
             continue
     for name in ("name", "code"):
         if name not in found and type(getattr(_builtin(type(error)), name, None)).__name__ == "member_descriptor":
-            found[name] = _own(error, name)
+            found[name] = read_field(error, name)
     return found
 
 
@@ -277,36 +287,51 @@ def _made(plain: _Plain) -> BaseException:
         error = whole
     else:
         error = _empty(_class(plain, lost), [_read(piece, "an argument", lost) for piece in plain.made])
-        _write(error, "args", tuple([_read(piece, "", lost) for piece in plain.args]))
+        write_field(error, "args", tuple([_read(piece, "", lost) for piece in plain.args]))
         for name, piece in plain.state.items():
             _set(error, name, piece, lost)
-    _write(error, "__cause__", _loaded(plain.cause))
-    _write(error, "__context__", _loaded(plain.context))
-    _write(error, "__suppress_context__", plain.suppress)
+    write_field(error, "__cause__", _loaded(plain.cause))
+    write_field(error, "__context__", _loaded(plain.context))
+    write_field(error, "__suppress_context__", plain.suppress)
     for line in dict.fromkeys(lost):
         add_note(error, f"hetero: {line} did not travel")
     return error
 
 
-def _write(error: BaseException, name: str, value: object) -> None:
+def write_field(error: BaseException, name: str, value: object) -> None:
     """Set an attribute, whatever the class has made of setting attributes."""
-    BaseException.__setattr__(error, name, value)
+    place = vars(BaseException).get(name)
+    if place is not None:
+        place.__set__(error, value)
+    elif name == "__notes__":
+        _dict_of(error)[name] = value
+    else:
+        BaseException.__setattr__(error, name, value)
 
 
-def _own(error: BaseException, name: str) -> Any:
+def _dict_of(error: BaseException) -> dict[str, Any]:
+    """Return the attributes that an exception has itself, whatever properties its class has."""
+    found: dict[str, Any] = vars(BaseException)["__dict__"].__get__(error)
+    return found
+
+
+def read_field(error: BaseException, name: str) -> Any:
     """Return an attribute, None where it is absent, whatever the class has made of getting attributes."""
+    place = vars(BaseException).get(name)
     try:
-        return BaseException.__getattribute__(error, name)
+        if place is not None:
+            return place.__get__(error)
+        return _dict_of(error).get(name) if name == "__notes__" else BaseException.__getattribute__(error, name)
     except Exception:  # noqa: BLE001  it may be a property of the user's
         return None
 
 
 def add_note(error: BaseException, line: str, unless: str = "") -> None:
     """Add a note to an exception, whatever its class has made of attributes; none where one begins with `unless`."""
-    notes = _own(error, "__notes__")
+    notes = read_field(error, "__notes__")
     others = notes if isinstance(notes, list) else []
     if not (unless and any(isinstance(note, str) and note.startswith(unless) for note in others)):
-        _write(error, "__notes__", [*others, line])
+        write_field(error, "__notes__", [*others, line])
 
 
 def _value(body: bytes | None) -> Any:
@@ -335,9 +360,9 @@ def _set(error: BaseException, name: str, piece: object, lost: list[str]) -> Non
     value = _read(piece, f"the attribute {name!r}", lost)
     if len(lost) == before:
         try:
-            _write(error, name, value)
+            write_field(error, name, value)
         except (AttributeError, TypeError):
-            vars(error)[name] = value
+            _dict_of(error)[name] = value
 
 
 def _class(plain: _Plain, lost: list[str]) -> type[BaseException]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from hetero.engines.base import Function, Runner
 from hetero.engines.shared import messages as msg
-from hetero.engines.shared.exceptions import dump_error, one_line
+from hetero.engines.shared.exceptions import dump_error, one_line, write_field
 from hetero.floor import clock
 from hetero.floor.errors import HeteroError
 from hetero.model.device import Device
@@ -177,7 +177,7 @@ def failed_row(runner: Runner, error: BaseException) -> tuple[object, ...]:
         return msg.FAILED, "unserialisable", str(error), None, ""
     blob, text = dump_error(error)
     row = msg.FAILED, runner.classify(error), one_line(error), blob, text
-    BaseException.__setattr__(error, "__traceback__", None)  # once it was classified, which needs it
+    write_field(error, "__traceback__", None)  # once it was classified, which needs it
     return row
 
 

@@ -56,3 +56,31 @@ def test_what_a_task_changes_in_its_arguments_is_seen_by_nobody_else() -> None:
         made.result()[:] = 5.0
         assert ctx.run(_spoil, made) == 4.0
     assert not given.any()
+
+
+class RefusingError(Exception):
+    """Refuses to have an attribute set, also by the interpreter's own libraries."""
+
+    args = property(lambda self: ("made up",))  # type: ignore[assignment]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+
+def refuse() -> None:
+    raise RefusingError("own")
+
+
+def catch() -> str:
+    try:
+        hetero.current_context().run(refuse)
+    except RefusingError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_an_exception_that_refuses_attributes_passes_through_nested_tasks_as_itself() -> None:
+    with hetero.Context(devices="1xcpu", engine="inline", history=False) as ctx:
+        assert ctx.run(catch) == "own"
+        with pytest.raises(RefusingError, match="own"):
+            ctx.run(refuse)

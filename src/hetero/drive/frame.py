@@ -11,10 +11,9 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.thread import _worker
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,10 +27,10 @@ from hetero.model.device import Device
 __all__ = [
     "KEPT_MARK",
     "MOST_DEEP",
+    "Deeper",
     "Frame",
     "called_key",
     "current",
-    "deeper",
     "enter",
     "follow_threads",
     "kept_key",
@@ -191,20 +190,24 @@ _local = threading.local()
 _limit = threading.Lock()
 
 
-@contextmanager
-def deeper(depth: int) -> Iterator[None]:
-    """Restart Python's count of recursion for a nested task.
+class Deeper:
+    """Restarts Python's count of recursion for a nested task.
+
+    It is no generator: contextlib sets an attribute of what passes through one, which a user's class may refuse.
 
     Raises
     ------
     BadValueError
         It is nested too deep.
     """
-    refuse_deeper(depth)
-    _move_limit(_FRAMES)
-    try:
-        yield
-    finally:
+
+    def __init__(self, depth: int) -> None:
+        refuse_deeper(depth)
+
+    def __enter__(self) -> None:
+        _move_limit(_FRAMES)
+
+    def __exit__(self, *ended: object) -> None:
         _move_limit(-_FRAMES)
 
 

@@ -11,13 +11,13 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from hetero.drive.annotations import record_nested
-from hetero.drive.frame import Frame, current, deeper, enter
+from hetero.drive.frame import Deeper, Frame, current, enter
 from hetero.drive.throttle import Throttle
 from hetero.engines.base import Channel, Function, Nest, Outcome, Spread
 from hetero.engines.shared.exceptions import add_note, one_line
@@ -70,7 +70,7 @@ class DeviceRunner:
             return
         before = enter(Frame(self.device, self.backend, state=self._state))
         try:
-            with self.backend.activate(), _ending_forks():
+            with self.backend.activate(), _EndingForks():
                 self._initializer()
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             traceback.print_exc()
@@ -118,7 +118,7 @@ class DeviceRunner:
         """Run an attempt on top of one that waits, whose throttle does not count its time."""
         cpu_s = clock.thread_cpu_s()
         try:
-            with deeper(1), _surroundings(below):
+            with Deeper(1), _surroundings(below):
                 return self._run(below, *call)
         finally:
             below.throttled_cpu_s += clock.thread_cpu_s() - cpu_s
@@ -163,7 +163,7 @@ class DeviceRunner:
         begun_s = clock.monotonic_s() if frame.depth == 1 else 0.0
         enter(frame)
         try:
-            with deeper(frame.depth), _surroundings(parent), _ending_forks():
+            with Deeper(frame.depth), _surroundings(parent), _EndingForks():
                 return self.backend.run(implementation, args, kwargs)
         finally:
             enter(parent)
@@ -247,18 +247,18 @@ def _surroundings(below: Frame) -> AbstractContextManager[None]:
     return nullcontext() if below.found is None else below.found.again()
 
 
-@contextmanager
-def _ending_forks() -> Iterator[None]:
-    """End the processes that the body forks where the body is left in them."""
-    forks = platform.FORKS.count
-    try:
-        yield
-    except BaseException as error:
-        if forks != platform.FORKS.count:
+class _EndingForks:
+    """Ends the processes that the body forks where the body is left in them.
+
+    It is no generator: contextlib sets an attribute of what passes through one, which a user's class may refuse.
+    """
+
+    def __enter__(self) -> None:
+        self._forks = platform.FORKS.count
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._forks != platform.FORKS.count:
             platform.leave_fork(error)
-        raise
-    if forks != platform.FORKS.count:
-        platform.leave_fork(None)
 
 
 def _imports_of_its_own(error: ImportError) -> bool:

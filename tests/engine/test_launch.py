@@ -122,6 +122,100 @@ def test_a_process_that_ends_takes_all_with_it(before: str, code: int, words: st
     assert "GroupBroken" not in found.stderr
 
 
+MISTAKES = """
+import multiprocessing
+from torch.utils.data import DataLoader, Subset
+
+def of(function, *args):
+    try:
+        return function(*args)
+    except (hetero.errors.HeteroError, RuntimeError) as error:
+        return error
+
+torch.manual_seed(1)
+data = torch.utils.data.TensorDataset(torch.randn(32, 4))
+model, lonely = torch.nn.Linear(4, 2), torch.nn.Linear(2, 2)
+optimizer, others = torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD(lonely.parameters(), 0.0)
+fleet.print(of(model(torch.ones(8, 4)).sum().backward))
+fleet.print(of(fleet.prepare, torch.nn.LazyLinear(2)))
+fleet.print(of(fleet.prepare, DataLoader(Subset(data, range(max(0, fleet.rank), 32)), 8)))
+model, optimizer, loader = fleet.prepare(model, optimizer, DataLoader(data, 8, num_workers=2))
+fleet.print(fleet.prepare(loader) is loader, hetero.train.init() is fleet, fleet.prepare(model) is model)
+for (inputs,) in loader:
+    optimizer.zero_grad()
+    loss = lonely(model(inputs)).pow(2)
+    refused = [of(loss.backward), (loss.mean().backward(), of(others.step))[1]]
+    optimizer.step()
+    optimizer.step()
+fleet.print(*refused, sep="\\n")
+fleet.print("batch", fleet.global_batch, repr(model.weight.sum().item()))
+context = multiprocessing.get_context("fork")
+answers = context.Queue()
+child = context.Process(target=lambda: answers.put(str(of(fleet.sum, 1.0))))
+child.start()
+fleet.print(answers.get(timeout=60))
+child.join()
+os.environ["WORLD_SIZE"] = "2"
+try:
+    torch.distributed.init_process_group("gloo")
+except ValueError as error:
+    fleet.print(type(error).__name__)
+"""
+SAID = [
+    "backward() is called before anything is prepared",
+    "LazyLinear has parameters whose shapes are not known yet",
+    "the processes prepare different loaders: 4 batches of 32 samples in cpu:0, 4 of 31 in cpu:1, 4 of 30 in the check",
+    "True True True",
+    "backward() was called on a tensor of shape",
+    "SGD steps 2 parameters that were not prepared",
+    "batch 8 ",
+    "was started by the script itself, and takes no part",
+    "ValueError",
+]
+
+
+@pytest.mark.slow
+def test_what_a_script_does_wrong_is_said(tmp_path: Path) -> None:
+    """Each mistake is made and caught, and the training goes on as on one device."""
+    script = written(tmp_path, MISTAKES)
+    found = launched(tmp_path, script)
+    assert found.returncode == 0, found.stderr
+    lines = found.stdout.splitlines()
+    for line, words in zip(lines, SAID, strict=True):
+        assert words in line
+    plain = next(line for line in alone(tmp_path, script).splitlines() if line.startswith("batch 8 "))
+    wanted = float(plain.split()[2])
+    assert float(lines[6].split()[2]) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("torch.distributed.init_process_group('gloo')", "line 3: torch.distributed is not set up by `hetero launch`"),
+        (
+            "import torch.multiprocessing\n"
+            "if __name__ == '__main__':\n    torch.multiprocessing.spawn(print, args=(1,), nprocs=2)\n",
+            "the script starts several processes that call hetero.train.init()",
+        ),
+        ("", "the script sets CUDA_VISIBLE_DEVICES to '3', and this process has ''"),
+    ],
+    ids=["distributed", "spawned", "visible"],
+)
+def test_another_way_of_starting_processes_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    script = written(tmp_path, text)
+    if not text:
+        script.write_text("import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '3'\n" + INIT)
+    if "spawn" in text:  # init is called in the processes that are started only
+        script.write_text(
+            f"import torch, hetero\ndef work(*_):\n    hetero.train.init().wait()\n{text.replace('print', 'work')}"
+        )
+    found = launched(tmp_path, script, options=("--check-steps", "0"))
+    assert found.returncode == 2, found.stderr
+    assert words in found.stderr
+    assert "Traceback" not in found.stderr
+
+
 def test_a_script_that_is_started_otherwise_is_told(tmp_path: Path) -> None:
     script = written(tmp_path, "")
     words = [sys.executable, str(script)]

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from hetero.floor import settings
 from hetero.floor.errors import BadValueError
 from hetero.train.launch import LAUNCHED, LaunchedProcess
-from hetero.train.shared_loader import Batch, map_tensors, moved_to
+from hetero.train.shared_loader import Batch, SharedLoader, map_tensors, moved_to, samples_in
 
 __all__ = ["TrainingFleet", "init"]
 
@@ -36,7 +36,11 @@ def init() -> TrainingFleet:
     Raises
     ------
     BadValueError
-        The script was started by another launcher, or this process by the script itself.
+        The script was started by another launcher.
+
+    Notes
+    -----
+    In a process that the script has started itself, what is returned takes no part, and refuses to.
 
     Examples
     --------
@@ -63,24 +67,17 @@ def init() -> TrainingFleet:
 
         _fleet = Member(LaunchedProcess.from_text(text))
         return _fleet
-    _refuse_others(text)
     _fleet = TrainingFleet()
+    if text and text != f"process {os.getpid()}":
+        _fleet.rank, _fleet._pid = -1, 0
+    elif (settings.present(["WORLD_SIZE"])["WORLD_SIZE"] or "1") != "1":
+        raise BadValueError(
+            "the script was started by another launcher (WORLD_SIZE is set)", remedy="start it with `hetero launch`"
+        )
     return _fleet
 
 
 _fleet: TrainingFleet | None = None
-
-
-def _refuse_others(launched: str) -> None:
-    if launched and launched != f"process {os.getpid()}":
-        raise BadValueError(
-            f"process {os.getpid()} was started by the script itself, so it is none of the training's",
-            remedy="call hetero.train.init() only under `if __name__ == '__main__':`",
-        )
-    if (settings.present(["WORLD_SIZE"])["WORLD_SIZE"] or "1") != "1":
-        raise BadValueError(
-            "the script was started by another launcher (WORLD_SIZE is set)", remedy="start it with `hetero launch`"
-        )
 
 
 class TrainingFleet:
@@ -114,6 +111,7 @@ class TrainingFleet:
             self.device = torch.device(accelerator.type, 0)
             self.devices = (f"{accelerator.type}:0",)
         self._pid = os.getpid()
+        self._batch = 0
 
     @property
     def is_own(self) -> bool:
@@ -132,7 +130,7 @@ class TrainingFleet:
 
     @property
     def global_batch(self) -> int:
-        """Samples of the whole current batch, of which this process has a part; 0 before the first, and under `python`.
+        """Samples of the whole current batch, of which this process has a part; 0 before the first.
 
         Examples
         --------
@@ -140,7 +138,7 @@ class TrainingFleet:
         >>> hetero.train.init().global_batch
         0
         """
-        return 0
+        return self._batch
 
     def prepare(self, *objects: Batch) -> Batch:
         """Return models, optimizers, loaders and schedulers made ready for the devices, in the order given.
@@ -177,7 +175,7 @@ class TrainingFleet:
             return self._prepared_optimizer(given)
         if isinstance(given, DataLoader):
             return self._prepared_loader(given)
-        if given is None or _is_helper(given):
+        if given is None or _is_helper(given) or isinstance(given, SharedLoader | _Placed):
             return given
         raise BadValueError(
             f"a {type(given).__name__} cannot be prepared",
@@ -191,7 +189,7 @@ class TrainingFleet:
         return optimizer
 
     def _prepared_loader(self, loader: DataLoader[Batch]) -> Batch:
-        return loader if self.device.type == "cpu" else _Placed(loader, self.device)
+        return _Placed(loader, self)
 
     def backward(self, loss: Tensor, weight: float | None = None, **kwargs: Batch) -> None:
         """Compute gradients, those of the whole batch in every process.
@@ -238,7 +236,9 @@ class TrainingFleet:
         tensor([0, 1, 2, 3])
         """
         self._check_own()
-        return batch[0] if len(batch) == 1 else batch
+        found = batch[0] if len(batch) == 1 else batch
+        self._batch = samples_in(found, dim) or 0
+        return found
 
     def gather(self, rows: Batch) -> Batch:
         """Return the rows of all processes in the order of the batch, of each tensor that is given; no gradients pass.
@@ -317,7 +317,7 @@ class TrainingFleet:
     def _check_own(self) -> None:
         if not self.is_own:
             raise BadValueError(
-                f"process {os.getpid()} was forked by the script, and takes no part in the training",
+                f"process {os.getpid()} was started by the script itself, and takes no part in the training",
                 remedy="use the fleet only in the process that called hetero.train.init()",
             )
 
@@ -325,9 +325,9 @@ class TrainingFleet:
 class _Placed:
     """A loader whose batches are moved to a device."""
 
-    def __init__(self, loader: DataLoader[Batch], device: torch.device) -> None:
+    def __init__(self, loader: DataLoader[Batch], fleet: TrainingFleet) -> None:
         self._loader = loader
-        self._device = device
+        self._fleet = fleet
 
     def __getattr__(self, name: str) -> Batch:
         if name.startswith("__") or name == "_loader":
@@ -339,7 +339,8 @@ class _Placed:
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self._loader:
-            yield moved_to(self._device, batch)
+            self._fleet._batch = samples_in(batch) or 0
+            yield batch if self._fleet.device.type == "cpu" else moved_to(self._fleet.device, batch)
 
 
 def _is_helper(given: object) -> bool:

@@ -86,6 +86,8 @@ class LaunchedProcess:
         Of the own device, as it is seen by this process.
     address
         Of the launching program.
+    sees
+        The variables by which devices are hidden, as they are set for this process.
     """
 
     rank: int
@@ -96,6 +98,7 @@ class LaunchedProcess:
     throttle_frac: float
     address: Address
     options: LaunchOptions = field(default_factory=LaunchOptions)
+    sees: dict[str, str | None] = field(default_factory=dict)
 
     @property
     def checks(self) -> bool:
@@ -225,8 +228,9 @@ class _Launcher:
         index = 0 if kinds()[device.kind].visible else device.index
         throttle = 1.0 if rank == len(names) else device.throttle_frac
         return LaunchedProcess(
-            rank, names, device.kind, index, device.cores or 1, throttle, self._server.address, self._options
-        )
+            rank, names, device.kind, index, device.cores or 1, throttle, self._server.address, self._options,
+            _visible(device),
+        )  # fmt: skip
 
     def _start_one(self, told: LaunchedProcess, device: Device) -> None:
         shown = told.rank == 0
@@ -266,7 +270,13 @@ class _Launcher:
 
     def _answer(self, line: Line, message: Message) -> None:
         word, *rest = message
-        if word == "arrived":
+        if word == "arrived" and self._started[rest[0]].line is not None:
+            self._fail(
+                ExitCode.USAGE,
+                f"{self._started[rest[0]].name}: the script starts several processes that call hetero.train.init()",
+                "call it in one: `hetero launch` starts a process for each device",
+            )
+        elif word == "arrived":
             self._started[rest[0]].line = line
         elif word == "exchange":
             self._exchange(*rest)
@@ -312,6 +322,8 @@ class _Launcher:
             code = each.process.poll()
             if not self._failed and code is not None and code and not each.dismissed:
                 if each.rank == len(self._devices):
+                    if self._may_say_it_themselves(each):
+                        continue
                     words = f"the process that checks the first steps {_ended(code)}: {each.last_line}"
                     self._fail(
                         ExitCode.FAILED, words, "leave the check out with --check-steps 0, or run the script alone"
@@ -320,6 +332,11 @@ class _Launcher:
                     self._fail(code if code > 0 else 128 - code, f"{each.name} {_ended(code)}", "")
             elif code is None and self._is_frozen(each) and not self._failed:
                 self._fail(ExitCode.FAILED, f"{each.name} is stopped, and was ended with the others", "")
+
+    def _may_say_it_themselves(self, check: _Started) -> bool:
+        """Return whether the others may meet the error that has just ended the process that checks."""
+        runs = any(each.process.poll() is None for each in self._started)
+        return runs and clock.monotonic_s() - check.moved_s < _SILENT_S
 
     def _is_frozen(self, each: _Started) -> bool:
         """Return whether a process is stopped, and for long."""
@@ -366,13 +383,19 @@ class _Launcher:
 def _variables(told: LaunchedProcess, device: Device) -> dict[str, str | None]:
     """Return what the environment of a process has that this one's has not: it sees no other device than its own."""
     variables: dict[str, str | None] = {LAUNCHED: told.to_text()}
-    variables |= {kind.visible: "" for kind in kinds().values() if kind.visible}
+    variables |= told.sees
+    if kinds()[device.kind].is_host:
+        variables |= dict.fromkeys(_THREADS, str(device.cores or 1))
+    return variables
+
+
+def _visible(device: Device) -> dict[str, str | None]:
+    """Return the variables that hide all devices but one."""
+    variables: dict[str, str | None] = {kind.visible: "" for kind in kinds().values() if kind.visible}
     own = kinds()[device.kind].visible
     if own:
         before = settings.present([own])[own]
         variables[own] = before.split(",")[device.index].strip() if before else str(device.index)
-    if kinds()[device.kind].is_host:
-        variables |= dict.fromkeys(_THREADS, str(device.cores or 1))
     return variables
 
 

@@ -11,7 +11,6 @@ import os
 import pickle
 import random
 import sys
-import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from hetero.backends.cpu import hold_threads
@@ -38,6 +38,7 @@ from hetero.model.device import KINDS
 from hetero.plan.training.shares import given_shares
 from hetero.train import fleet, global_norm
 from hetero.train import process_states as states
+from hetero.train import script_mistakes as mistakes
 from hetero.train.launch import LaunchedProcess
 from hetero.train.loss_terms import Meaning, Term, meanings_of, terms_of
 from hetero.train.parameter_rows import FirstSteps, ParameterRows, hooks_held, run_hooks
@@ -49,6 +50,7 @@ from hetero.train.whole_draws import Rows, WholeDraws
 __all__ = ["Member"]
 
 _END_S = 20.0
+_LET_OTHERS_SAY_S = 1.5
 _DIFFERENT = (
     "the processes do different things, as where backward, fleet.sum or batch normalisation in training mode runs in "
     "one of them only"
@@ -106,6 +108,8 @@ class Member(fleet.TrainingFleet):
             getattr(torch, self.device.type).set_device(self.device)
         self._line = Line.dial(told.address)
         self._line.send("arrived", self.rank)
+        self._shown_before, sys.excepthook = sys.excepthook, self._show_error
+        _raise_if(mistakes.hidden_devices(told.sees))
         self._world = len(told.devices)
         self._everybody = Group(self.rank, self._world + told.has_check, self._meeting("everybody", told.has_check))
         self._group = Group(self.rank, self._world, self._meeting("members")) if not self._checks else Group(0, 1)
@@ -143,7 +147,6 @@ class Member(fleet.TrainingFleet):
         if self._world > 1:
             self._take_over()
         atexit.register(self._close)
-        self._shown_before, sys.excepthook = sys.excepthook, self._show_error
 
     # --- the beginning -------------------------------------------------------------------------------------
 
@@ -175,6 +178,7 @@ class Member(fleet.TrainingFleet):
         torch.autograd.backward = _launched_autograd_backward
         self._draws.install()
         global_norm.install(self._group_for)
+        register_optimizer_step_pre_hook(self._about_to_step)
 
     def _group_for(self, batch: Tensor) -> _Timed | None:
         """Return over whom a batch is normalised: nobody else where it is none that was cut."""
@@ -219,6 +223,9 @@ class Member(fleet.TrainingFleet):
         optimizer.register_step_post_hook(lambda one, args, options: self._stepped(one))
         return optimizer
 
+    def _about_to_step(self, optimizer: Optimizer, *_: object) -> None:
+        _raise_if(mistakes.unprepared(optimizer, self._known))
+
     def _with_whole_losses(self, _: Optimizer, args: tuple[Batch, ...], options: dict[str, Batch]) -> Batch:
         """Wrap the closure of an optimizer to return the loss of the whole batch: decisions rest on it."""
         places = [(args[1:], 0)] if len(args) > 1 else []
@@ -235,10 +242,18 @@ class Member(fleet.TrainingFleet):
         return ((args[0], whole, *args[2:]), options) if places else (args, {**options, "closure": whole})
 
     def _prepared_loader(self, loader: DataLoader[Batch]) -> Batch:
-        return SharedLoader(loader, self) if self._world > 1 else super()._prepared_loader(loader)
+        if self._world == 1:
+            return super()._prepared_loader(loader)
+        table = np.zeros((self._all.world_size, 2))
+        table[self.rank] = mistakes.loader_numbers(loader)
+        with self._ended_together():
+            self._all.all_reduce(table)
+        _raise_if(mistakes.loaders_differ([*self.devices, "the check"][: len(table)], table.tolist()))
+        return SharedLoader(loader, self)
 
     def _manage(self, label: str, names: list[str], parameters: list[Tensor]) -> None:
         pairs = [(name, each) for name, each in zip(names, parameters, strict=True) if id(each) not in self._known]
+        _raise_if(mistakes.uninitialized(label, [each for _, each in pairs]))
         if any(each.is_complex() for _, each in pairs):
             self._end_with(
                 BadValueError(
@@ -334,6 +349,12 @@ class Member(fleet.TrainingFleet):
                     "backward(create_graph=True) would need gradients of gradients of other processes",
                     remedy="take torch.autograd.grad(..., create_graph=True) for the penalty, backward() for the sum",
                 )
+            )
+        mistakes.check_loss(loss, kwargs.get("gradient"))
+        if not self._managed:
+            raise BadValueError(
+                "backward() is called before anything is prepared",
+                remedy="write model, optimizer, loader = fleet.prepare(model, optimizer, loader) before the loop",
             )
         self._pass(loss, weight, kwargs)
 
@@ -641,13 +662,13 @@ class Member(fleet.TrainingFleet):
 
     def _show_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Show what has ended the script: one line where hetero refused something, else as Python does."""
-        if not isinstance(error, HeteroError) or not self.is_own:
+        words = mistakes.last_words(error, trace) if self.is_own else None
+        if words is None:
             self._shown_before(kind, error, trace)
             return
-        own = [each for each in traceback.extract_tb(trace) if each.filename == sys.argv[0]]
-        place = f"{own[-1].filename}, line {own[-1].lineno}: " if own else ""
-        name = "the check" if self._checks else self.devices[self.rank]
-        self._report("refused", f"{name}: {place}{error}")
+        if self._checks:
+            clock.sleep(_LET_OTHERS_SAY_S)
+        self._report("refused", f"{'the check' if self._checks else self.devices[self.rank]}: {words}")
 
     def _report(self, word: str, text: str) -> None:
         try:
@@ -677,6 +698,11 @@ class _Timed:
         """Add a row up over the processes."""
         with self._member._ended_together():
             self._member._all_reduce(row)
+
+
+def _raise_if(error: HeteroError | None) -> None:
+    if error is not None:
+        raise error
 
 
 def _names(terms: Sequence[Term]) -> str:

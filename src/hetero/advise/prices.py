@@ -176,7 +176,7 @@ def named_prices(words: Sequence[str]) -> dict[str, Paid]:
     return found
 
 
-def _price(name: str, given: Any, file: str) -> tuple[str, Paid]:
+def _price(name: str, given: object, file: str) -> tuple[str, Paid]:
     where = f"{file}: {shown(name)[1:-1]}"
     row = given if isinstance(given, dict) else {"usd_per_hour": given}
     if unknown := sorted(set(row) - {"usd_per_hour", "day"}):

@@ -218,7 +218,7 @@ def _extent(name: str, row: object, file: Path) -> int:
     return int(given[1] - given[0])
 
 
-def _gguf(file: Path) -> tuple[dict[str, int], dict[str, Any]]:
+def _gguf(file: Path) -> tuple[dict[str, int], dict[str, object]]:
     """Read the names and sizes of a GGUF file, and its facts; long lists are passed over but for their length."""
     with _Header(file) as head:
         if head.take(4) != b"GGUF":
@@ -246,7 +246,7 @@ def _value(head: _Header, kind: int, inside: bool = False) -> Any:
     return head.numbers(_SCALARS[kind])[0]
 
 
-def _facts(head: _Header, count: int) -> Iterator[tuple[str, Any]]:
+def _facts(head: _Header, count: int) -> Iterator[tuple[str, object]]:
     for _ in range(count):
         name = head.text()
         yield name, _value(head, head.numbers("I")[0])

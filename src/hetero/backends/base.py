@@ -452,7 +452,7 @@ class Backend(ABC):
     def _synchronize(self) -> None:
         """Wait until everything that was started has ended."""
 
-    def _run(self, implementation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _run(self, implementation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
         return implementation(*args, **kwargs)
 
     def _transfer(self, array: object, peer: Backend) -> object:

@@ -161,7 +161,7 @@ class OpenclBackend(Backend):
             self._cl.enqueue_nd_range_kernel(self._queue, built, items, kernel.local_size)
         return results[0] if single else results
 
-    def _bind(self, built: Any, position: int, value: object) -> Any:
+    def _bind(self, built: Any, position: int, value: object) -> object:
         if isinstance(value, DeviceArray):
             return value.handle
         if isinstance(value, np.generic):

@@ -277,7 +277,7 @@ class Committer:
         with self._lock:
             self.held_bytes += nbytes
 
-    def _loaded(self, entry: Entry) -> Any:
+    def _loaded(self, entry: Entry) -> object:
         if entry.results is not _SPILLED:
             return entry.results
         assert self._journal is not None, "only a journal holds what was spilled"

@@ -83,7 +83,7 @@ class ParquetSink(FolderSink):
         return int(table.num_rows)
 
 
-def _table(results: Any, part: Part) -> Any:
+def _table(results: Any, part: Part) -> object:
     import pyarrow as pa
 
     if is_table(results):

@@ -105,7 +105,7 @@ def _taken(given: dict[str, object], names: Iterable[str]) -> dict[str, Any]:
     return {name: given.pop(name) for name in names if name in given}
 
 
-def _function(folder: Path, word: object) -> Any:
+def _function(folder: Path, word: object) -> object:
     if str(word).endswith(".onnx"):
         return _beside(folder, str(word))
     return _named(folder, str(word))

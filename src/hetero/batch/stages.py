@@ -73,7 +73,7 @@ class StageChain:
 
     def __init__(self, parts: Sequence[Prepared]) -> None:
         self._parts = parts
-        self._ready: list[Callable[[Any], object]] = []
+        self._ready: list[Callable[[object], object]] = []
 
     @property
     def computed_in(self) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -52,7 +52,7 @@ def batch(
         _print(outcome)
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     return value.tolist() if hasattr(value, "tolist") else value
 
 

@@ -148,14 +148,14 @@ def _list_models(rows: Iterable[ModelSpec], json: bool) -> None:
     out.print(fitted(table, out, "KV a token", "layers", "active"))
 
 
-def _model(spec: ModelSpec) -> dict[str, Any]:
+def _model(spec: ModelSpec) -> dict[str, object]:
     from dataclasses import asdict
 
     count = spec.parameters()
     return asdict(spec) | {"parameters": count.total, "active_parameters": count.active}
 
 
-def _device(spec: DeviceSpec) -> dict[str, Any]:
+def _device(spec: DeviceSpec) -> dict[str, object]:
     from dataclasses import asdict
 
     facts = asdict(spec)

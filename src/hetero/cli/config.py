@@ -65,7 +65,7 @@ def _as_yaml(normal: dict[str, object]) -> str:
     )
 
 
-def _for_people(value: Any, key: str = "") -> Any:
+def _for_people(value: Any, key: str = "") -> object:
     from hetero.floor.units import exact
 
     if isinstance(value, dict):

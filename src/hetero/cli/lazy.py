@@ -190,7 +190,7 @@ class _Imported(MutableMapping[str, Any]):
         return len(self._entries)
 
 
-def _group(name: str, entry: GroupEntry) -> Any:
+def _group(name: str, entry: GroupEntry) -> object:
     made = lazy_group(entry.commands, entry.renamed)
     return made(name=name, help=entry.help, no_args_is_help=True, rich_markup_mode=None)
 

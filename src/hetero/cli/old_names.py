@@ -243,7 +243,7 @@ def only(options: Mapping[str, OldOption], *names: str) -> dict[str, OldOption]:
     return {name: options[name] for name in names}
 
 
-def _counted(count: Any, devices: Any) -> Any:
+def _counted(count: object, devices: object) -> object:
     return ",".join(f"{count}x{name}" for name in str(devices).split(",")) if devices else devices
 
 

@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -85,7 +85,7 @@ def closed_pipe() -> ExitCode:
     return ExitCode.CLOSED_PIPE
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print one JSON document on standard output."""
     print(json.dumps(value, indent=2, default=str))
 

@@ -214,9 +214,9 @@ class _Loops:
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
         self._task_key = task_key = _key(frame)
-        self.found: dict[str, tuple[int, Any]] = (_kept().loops(task_key) if task_key else None) or {}
+        self.found: dict[str, tuple[int, object]] = (_kept().loops(task_key) if task_key else None) or {}
         self.within: list[Resumable[Any]] = []
-        self._open: dict[str, Resumable[Any]] = {}
+        self._open: dict[str, Resumable[object]] = {}
         self._counts: dict[str, int] = {}
 
     def open(self, loop: Resumable[Any]) -> str:

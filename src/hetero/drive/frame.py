@@ -255,7 +255,7 @@ class _Following:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a finaliser may come in the middle of it
         self.needs = 0
-        self._wraps: list[tuple[type, str, Any, Any]] = []
+        self._wraps: list[tuple[type, str, object, object]] = []
 
     def begin(self) -> None:
         """Wrap what starts threads and what hands work to pools, unless that is so already."""
@@ -344,7 +344,7 @@ def _inherit(thread: threading.Thread, came: _Came) -> None:
     thread.run = begin  # type: ignore[method-assign]
 
 
-def _handed(submit: Callable[..., Any]) -> Callable[..., Any]:
+def _handed(submit: Callable[..., Any]) -> Callable[..., object]:
     @functools.wraps(submit)
     def submit_followed(pool: Any, /, *args: Any, **kwargs: Any) -> Any:
         came = _came()
@@ -355,7 +355,7 @@ def _handed(submit: Callable[..., Any]) -> Callable[..., Any]:
     return submit_followed
 
 
-def _call_for(came: _Came, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _call_for(came: _Came, function: Callable[..., object], /, *args: object, **kwargs: object) -> object:
     """Call what a task has handed to a pool, in a thread that may have come from elsewhere."""
     before = getattr(_local, "came", None)
     _local.came = came

@@ -197,7 +197,7 @@ class InlineEngine(Engine):
         self._results[launch.task, launch.attempt] = value
         return TaskFinished(*ended, nbytes, HOST_NODE if nbytes else "")
 
-    def _called(self, runner: Runner, launch: Launch, call: Call, timing: TaskClock) -> Any:
+    def _called(self, runner: Runner, launch: Launch, call: Call, timing: TaskClock) -> object:
         """Run the call of an attempt; return its result, on the host."""
         args, kwargs = fresh(resolve(call.args, self._values)), fresh(resolve(dict(call.kwargs), self._values))
         timing.call()

@@ -342,7 +342,7 @@ def _check_columns(path: Path | str, there: Sequence[str], columns: Sequence[str
         raise fault(f"{path}:1: the column {twice[0]} is there twice", remedy="take one out")
 
 
-def _once(pairs: list[tuple[str, object]], place: str, fault: Fault) -> dict[str, Any]:
+def _once(pairs: list[tuple[str, object]], place: str, fault: Fault) -> dict[str, object]:
     made = dict(pairs)
     if len(made) < len(pairs):
         seen: set[str] = set()

@@ -83,13 +83,13 @@ class MissingNameError(AttributeError):
         return f"{module} has no {name!r}" + (f"; did you mean {known[close[0]]!r}?" if close else "")
 
 
-def _imported(module: str) -> Any:
+def _imported(module: str) -> object:
     from importlib import import_module
 
     return import_module(module)
 
 
-def _moved(module: str, name: str, place: str) -> Any:
+def _moved(module: str, name: str, place: str) -> object:
     from warnings import warn
 
     words = f"{module}.{name} is now {place}; the old name goes in the next version"

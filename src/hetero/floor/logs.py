@@ -180,7 +180,7 @@ def _is_plain(value: Any) -> bool:
     return kind in _SCALARS
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> object:
     try:
         marshal.dumps(value)
     except ValueError:

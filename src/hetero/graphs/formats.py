@@ -303,7 +303,7 @@ def read_wfformat(document: Any, file: str, fleet: GraphFleet) -> TaskGraph:
     }
     here = place / "workflow" / "specification" / "tasks"
     names = [_text(row, "id", here / number) for number, row in enumerate(rows)]
-    by_name: dict[str, Any] = {}
+    by_name: dict[str, object] = {}
     for number, (name, row) in enumerate(zip(names, rows, strict=True)):
         if by_name.setdefault(name, row) is not row:
             raise GraphError(f"{here / number}: the id {shown(name)} is given twice", remedy="give each task its own")

@@ -17,7 +17,7 @@ from html import escape
 from importlib import resources
 from itertools import chain
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -201,7 +201,7 @@ def _planes(values: NDArray[np.int32]) -> bytes:
     return values.astype("<i4").view(np.uint8).reshape(-1, 4).T.tobytes()
 
 
-def _document(run: RunRecord, found: Findings, names: list[str], tick_s: float) -> dict[str, Any]:
+def _document(run: RunRecord, found: Findings, names: list[str], tick_s: float) -> dict[str, object]:
     counts = Counter(each.device for each in run.attempts)
     return {
         "tick": tick_s,

@@ -28,8 +28,8 @@ def blamed(
 
 
 def _parts(
-    task: TaskFunction[..., Any], args: tuple[object, ...], kwargs: Mapping[str, object]
-) -> Iterator[tuple[str, Any]]:
+    task: TaskFunction[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> Iterator[tuple[str, object]]:
     plain = task.source.callable
     yield f"the function {task.name}", task.source.shipped or plain
     for word, code in task.source.implementations.items():

@@ -218,7 +218,7 @@ class Context(AsyncTwins):
         return self._submit_call(as_task(function), args, kwargs)
 
     def _submit_call(
-        self, task: TaskFunction[..., Any], args: tuple[object, ...], kwargs: Mapping[str, object]
+        self, task: TaskFunction[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> Future:
         """Submit one call of a task, its arguments as a tuple and a mapping."""
         if self.closed:
@@ -674,7 +674,7 @@ class Context(AsyncTwins):
                     future.exception()
             self._callbacks.settle()
 
-    def _reference(self, future: Future) -> Any:
+    def _reference(self, future: Future) -> object:
         return ItemRef(future.item) if future.owner is self else future.result()
 
     def _checkpoint_key(self, name: str, identity: str) -> str:

@@ -104,7 +104,7 @@ def reduce(ctx: Context, task: TaskFunction[..., Any], futures: Iterable[object]
     return _tree(ctx, task, partial)
 
 
-def _tree(ctx: Context, task: TaskFunction[..., Any], leaves: list[Future]) -> Future:
+def _tree(ctx: Context, task: TaskFunction[..., object], leaves: list[Future]) -> Future:
     while len(leaves) > 1:
         pairs = [
             ctx.submit(task, *leaves[i : i + 2]) if i + 1 < len(leaves) else leaves[i] for i in range(0, len(leaves), 2)

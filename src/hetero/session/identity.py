@@ -154,7 +154,7 @@ class _Reader:
         else:
             self._word("unknown", uuid.uuid4().bytes)
 
-    def _task(self, value: TaskFunction[..., Any]) -> None:
+    def _task(self, value: TaskFunction[..., object]) -> None:
         self.value(value.source)
         around = value.surroundings
         self.value([] if around is None else [sorted(around.env.items()), around.seed])

@@ -111,7 +111,7 @@ def _setup_of(options: Mapping[str, Any]) -> _Setup | None:
     return _setups[0]
 
 
-def _run_batch(batch: Any, name: str, setup: _Setup | None) -> Any:
+def _run_batch(batch: Any, name: str, setup: _Setup | None) -> object:
     """Run a batch, with the back end's name known in the worker too: loops of the batch run one call after another."""
     from joblib import parallel
 
@@ -166,7 +166,7 @@ def _unpacked(body: bytes, shared: list[Any], buffers: list[Any], writable: bool
         _arriving.shared = None
 
 
-def _shared(number: int) -> Any:
+def _shared(number: int) -> object:
     return _arriving.shared[number]
 
 
@@ -300,7 +300,7 @@ class _Loop:
         return _Packed(file.getvalue(), shared, buffers, self._writable, calls)
 
 
-def _reduce_mapped(array: object) -> Any:
+def _reduce_mapped(array: object) -> object:
     """Return how an array in a file that is mapped travels, None for one that is in no file or differs from it."""
     from joblib import _memmapping_reducer as mapped
 

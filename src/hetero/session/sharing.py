@@ -35,7 +35,7 @@ class Sharing:
 
     def __init__(self, context: Context) -> None:
         self._context = weakref.ref(context)
-        self._known: dict[int, tuple[weakref.ref[Any], weakref.ref[Future]]] = {}
+        self._known: dict[int, tuple[weakref.ref[object], weakref.ref[Future]]] = {}
         self._on_host = HostArguments()
 
     def shared(
@@ -80,7 +80,7 @@ class SharedOnce:
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._known: dict[int, tuple[weakref.ref[Any], tuple[object, ...], Future]] = {}
+        self._known: dict[int, tuple[weakref.ref[object], tuple[object, ...], Future]] = {}
         on_host = all(device.memory_node == HOST_NODE for device in ctx.devices)
         self.shares = on_host and ctx.driver.engine.copies_arguments
 

@@ -44,7 +44,7 @@ def cut(ctx: Context, future: Future) -> None:
         ctx.driver.cancel(future.item)
 
 
-def _parts(task: TaskFunction[..., Any], args: list[object], kwargs: dict[str, object]) -> list[tuple[Any, ...]]:
+def _parts(task: TaskFunction[..., object], args: list[object], kwargs: dict[str, object]) -> list[tuple[Any, ...]]:
     assert task.split is not None
     parts = [part if isinstance(part, tuple) else (part,) for part in task.split(*args, **kwargs)]
     if len(parts) < 2:
@@ -55,7 +55,7 @@ def _parts(task: TaskFunction[..., Any], args: list[object], kwargs: dict[str, o
     return parts
 
 
-def _hand_in(ctx: Context, whole: Future, task: TaskFunction[..., Any], parts: list[tuple[object, ...]]) -> None:
+def _hand_in(ctx: Context, whole: Future, task: TaskFunction[..., object], parts: list[tuple[object, ...]]) -> None:
     futures = [ctx._submit_call(task, part, {}) for part in parts]
     source = as_task(task.merge).source
     function = source.current()

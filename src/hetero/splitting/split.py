@@ -206,7 +206,7 @@ class Split:
 
     # --- making --------------------------------------------------------------------------------------------
 
-    def _modules(self) -> list[tuple[Any, ...]]:
+    def _modules(self) -> list[tuple[object, ...]]:
         stages = self._choice.plan.stages
         return [tuple(layer.module for layer in self.layers[stage.first : stage.end]) for stage in stages]
 

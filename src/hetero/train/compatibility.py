@@ -410,7 +410,7 @@ def difference(before: Mapping[str, object], after: Mapping[str, object]) -> str
     return next((name for name in names if name not in modes and before.get(name) != after.get(name)), "")
 
 
-def _held(tensor: torch.Tensor) -> Any:
+def _held(tensor: torch.Tensor) -> object:
     """Return the version of a tensor, and of small ones a checksum: writing through `.data` leaves the version."""
     if tensor is None:
         return None
@@ -473,7 +473,7 @@ def _entries(value: Any, depth: int, met: set[int]) -> Any:
     return tuple(sorted(found, key=repr) if isinstance(value, set | frozenset) else found)
 
 
-def _of_function(function: Any, depth: int, met: set[int]) -> Any:
+def _of_function(function: Any, depth: int, met: set[int]) -> object:
     """Return the fingerprints of what a function reads: of the object of a method, the attributes that it names."""
     plain = getattr(function, "__func__", function)
     if not isinstance(plain, types.FunctionType):

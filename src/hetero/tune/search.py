@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hetero.comm.errors import LineClosedError
 from hetero.comm.lines import Line, LineServer
@@ -286,7 +286,7 @@ class _DeviceSearch:
         self.tasks = {name: task(run_trial, on=(each.id,), name="trial") for name, each in self.devices.items()}
         self.objective = ctx.put(objective)
         self.runs: list[_TrialRun] = []
-        self.params: dict[int, dict[str, Any]] = {}
+        self.params: dict[int, dict[str, object]] = {}
         self.cause: BaseException | None = None
         self.paces = TrialPaces()
         for report in study.reports:

@@ -51,7 +51,7 @@ class _Reply:
         self.item = 0
         self.wanted = True
         self.ended = False
-        self.load: Callable[[], Any] | None = None
+        self.load: Callable[[], object] | None = None
         self.holds: Payload | None = None
         self.inputs: tuple[_Reply, ...] = ()
         self.failure: Failure | None = None

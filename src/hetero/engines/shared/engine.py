@@ -264,7 +264,7 @@ class PayloadEngine(Engine, Generic[Proxy]):
         """Drop a data item everywhere."""
         self._context.items.forget(item)
 
-    def _read(self, item: int, payload: Payload) -> Any:
+    def _read(self, item: int, payload: Payload) -> object:
         try:
             return payload.value()
         except DeviceLostError:

@@ -146,7 +146,7 @@ class Outbox:
         self._send = send
         self._sleep = sleep
         self._now_s = now_s
-        self._rows: list[Any] = []
+        self._rows: list[object] = []
         self._lock = threading.Lock()
         self._waiting = threading.Event()
         self._thread: threading.Thread | None = None

@@ -80,7 +80,7 @@ class _NotPlainError(Exception):
 _items = threading.local()
 
 
-def _item(item: int) -> Any:
+def _item(item: int) -> object:
     return _items.values[item]
 
 
@@ -245,7 +245,7 @@ class Copies(Generic[Kept]):
         self._make = make
         self._address = address
         self._counters = counters
-        self._known: OrderedDict[tuple[int, int], tuple[Kept, Any]] = OrderedDict()
+        self._known: OrderedDict[tuple[int, int], tuple[Kept, object]] = OrderedDict()
 
     def pack(self, value: object) -> tuple[bytes | None, tuple[Kept, ...]]:
         """Pickle a value as `dump` does; return the pickle and copies of the large buffers.

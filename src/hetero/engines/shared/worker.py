@@ -113,7 +113,7 @@ class Cancellation:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.current: Any = None
+        self.current: object = None
         self.thread = 0
         self._on_its_way = False
 

@@ -557,10 +557,31 @@ def carer_beside(path: str) -> str:
 def test_a_killer_among_nested_tasks_is_given_up_and_others_are_not(tmp_path: Path) -> None:
     with hetero.Context(devices="2xcpu", history=False) as ctx:
         beside = [ctx.submit(hetero.task(carer_beside, on="cpu:0"), str(tmp_path / f"{at}")) for at in range(3)]
-        bad = ctx.submit(carer)
-        error = bad.exception(LONG_S)
-        assert "was given up" in (str(error) if error is not None else bad.result())
+        assert "poison was given up" in ctx.submit(carer).result(LONG_S)
         assert [each.result(LONG_S) for each in beside] == ["Nonecpu:0"] * 3
+
+
+def deadly(number: int) -> int:
+    if number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    work(0.03)
+    return number
+
+
+def collector() -> list[Any]:
+    asked = hetero.task(deadly, crashes=1)
+    futures = [inner().submit(asked, number) for number in range(4)]
+    return inner().gather(futures, return_exceptions=True)
+
+
+@pytest.mark.slow
+def test_parents_that_wait_on_every_device_outlive_the_killers_that_they_submit() -> None:
+    with hetero.Context(devices="2xcpu", history=False) as ctx:
+        parents = [ctx.submit(hetero.task(collector, crashes=1)) for _ in range(2)]
+        for found in [parent.result(LONG_S) for parent in parents]:
+            assert [each for each in found if isinstance(each, int)] == [0, 1, 3]
+            assert isinstance(found[2], TaskLostError)
+            assert "deadly was given up" in str(found[2])
 
 
 def test_close_ends_in_the_middle_of_it_all() -> None:

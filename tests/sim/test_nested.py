@@ -159,9 +159,36 @@ def test_a_killer_nested_in_others_is_given_up_and_those_beside_it_are_not() -> 
     other = SimTask(task(2, PINS[1], name="other"), nested=(SimTask(task(1, PINS[1], name="mild")),))
     faults = Faults(poison_names=frozenset({"killer"}))
     result = simulate(Program([parent, other]), cpus(2), lambda *_: 0.01, faults=faults, check_every=1)
-    assert 2 in result.commits
+    assert {1, 2} <= set(result.commits)
     assert "crash" in {failure.kind for failure in result.failures.values()}
     assert result.happened["crash"] < 40
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+@pytest.mark.parametrize("crashes", [1, 3])
+def test_parents_on_every_device_outlive_the_killers_that_they_submit(devices: int, crashes: int) -> None:
+    def parent(at: int) -> SimTask:
+        request = Request(crashes=crashes)
+        killer = SimTask(task(1, request, name="killer"))
+        good = SimTask(task(1, request, name="good"))
+        inner = SimTask(task(1, request, name="inner"), nested=(good, killer))
+        return SimTask(task(at, request, name="parent"), nested=(good, killer, inner, killer))
+
+    entries = [parent(at) for at in range(1, devices + 1)]
+    faults = Faults(poison_names=frozenset({"killer"}))
+    result = simulate(Program(entries, together=True), cpus(devices), lambda *_: 0.01, faults=faults, check_every=1)
+    assert set(range(1, devices + 1)) <= set(result.commits)
+    given_up = [failure.message for failure in result.failures.values() if failure.kind == "crash"]
+    assert given_up
+    assert all(message.startswith("killer was given up") for message in given_up)
+
+
+def test_who_asks_for_no_further_attempt_is_given_up_with_a_killer_that_it_submits() -> None:
+    killer = SimTask(task(1, PINS[0], name="killer"))
+    parent = SimTask(task(1, replace(PINS[0], crashes=0), name="parent"), nested=(killer,))
+    faults = Faults(poison_names=frozenset({"killer"}))
+    result = simulate(Program([parent]), cpus(1), lambda *_: 0.01, faults=faults, check_every=1)
+    assert "its worker died once of a task that it submitted" in result.failures[1].message
 
 
 def test_what_finds_no_room_beside_those_that_wait_for_it_is_given_up() -> None:
@@ -184,7 +211,7 @@ def test_what_waits_for_the_end_of_a_stack_that_has_no_room_is_not_given_up_with
     assert {1, 2} <= set(result.commits)
 
 
-@pytest.mark.parametrize("seed", [9, 431, 443, 490, 567, 701, 791, 1088, 1489])
+@pytest.mark.parametrize("seed", [9, 431, 443, 490, 567, 701, 791, 1088, 1489, 5657])
 def test_nested_tasks_and_groups_of_leases_end_in_worlds_where_they_once_waited_for_ever(seed: int) -> None:
     result = World(seed).run(SimHooks())
     assert result.machine is not None

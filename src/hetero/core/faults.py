@@ -33,6 +33,8 @@ __all__ = ["DataFaults", "DeviceFaults", "HangDetector"]
 LOST = 50
 """A result that was lost this often with its device is not computed once more."""
 
+ENDANGERED = 100
+"""Workers that may die under a task of what it submitted before it is given up itself."""
 
 UNEXPLAINED = 4
 """Workers that may die between tasks, each with the same task at the head of what was sent, before it is to blame."""
@@ -84,6 +86,7 @@ class DeviceFaults:
         state = self._fleet.by_id.get(event.device)
         if state is None or state.phase in (DevicePhase.READY, DevicePhase.GONE):
             return []
+        self.restarts.pop(state.index, None)
         state.up_s, state.told = event.at_s, ""
         self._fleet.set_phase(state, DevicePhase.READY, event.at_s)
         self._placer.fleet_changed()
@@ -212,18 +215,27 @@ class DeviceFaults:
                 kind = ", and so did those of others of its kind" if early else ""
                 last = "on" if state.crashes == 1 else "last on"
                 deaths = f"its worker died {times(state.crashes)}, {last} {device.name}{kind}: {event.reason}"
-                self._lifecycle.fail(state, Failure("crash", f"{state.task.name} was given up: {deaths}"), commands)
+                failure = Failure("crash", f"{state.task.name} was given up: {deaths}")
+                self._lifecycle.remember_killer(state, failure)
+                self._lifecycle.fail(state, failure, commands)
                 return
+            self._lifecycle.remember_killer(state, None)
             self._avoid(state, device)
         self._lifecycle.retry(state, commands)
 
     def _fail_endangered(
         self, above: list[TaskState], device: DeviceState, event: DeviceLost, commands: list[Command]
     ) -> None:
-        """Fail those that died too often with a task nested in them; the others below it bear no blame."""
+        """Fail those that died too often with a task nested in them; the others below it bear no blame.
+
+        Notes
+        -----
+        What is nested in them is to blame itself, and is given up in the next attempt where it was in this one: see
+        `TaskLifecycle.remember_killer`. Only who asked for no further attempt has none.
+        """
         for state in above:
             state.endangered += 1
-            if state.endangered > max(state.task.request.crashes, 0):
+            if state.endangered > (ENDANGERED if state.task.request.crashes > 0 else 0):
                 self._placer.unplace(state, event.at_s, commands)
                 deaths = f"its worker died {times(state.endangered)} of a task that it submitted"
                 text = f"{state.task.name} was given up: {deaths}, last on {device.name}: {event.reason}"
@@ -346,7 +358,7 @@ class DataFaults:
             producer.recomputed, producer.dependents = True, None
             producer.excluded = producer.avoided = frozenset()
             producer.enter(Phase.SUBMITTED)
-            producer.waits_for = 0
+            producer.waits_for = producer.born = 0
             self._tasks[entry.id] = again[entry.id] = producer
             if self._placer.lookahead is not None:
                 self._placer.lookahead.came(producer)

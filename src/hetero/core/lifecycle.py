@@ -81,6 +81,7 @@ class TaskLifecycle:
         self._quarantine = core.quarantine
         self._eligibility = core.eligibility
         self._epoch = 0
+        self._killers: dict[tuple[int, ...], tuple[str, int, Failure | None]] = {}
         self.reduced = False
 
     def submitted(self, event: TaskSubmitted) -> list[Command]:
@@ -93,6 +94,8 @@ class TaskLifecycle:
         state = self._tasks[task.id] = TaskState(task)
         if task.parent and not self._adopt(state):
             self.fail(state, _ORPHANED, commands)
+            return commands
+        if self._killers and task.parent and self._is_known_killer(state, commands):
             return commands
         self._admit(state, commands)
         return commands
@@ -133,8 +136,38 @@ class TaskLifecycle:
         if parent.children is None:
             parent.children = {}
         parent.children[state.task.id] = state
-        state.above = parent
+        parent.born += 1
+        state.above, state.place = parent, parent.born
         return True
+
+    def _lineage(self, state: TaskState) -> tuple[int, ...]:
+        """Return what names a nested task over all attempts of those above it: the outermost, and places below it."""
+        places: list[int] = []
+        top = state
+        while top.above is not None:
+            places.append(top.place)
+            top = top.above
+        return top.task.id, *places[::-1]
+
+    def remember_killer(self, state: TaskState, failure: Failure | None) -> None:
+        """Remember that a nested task ended its worker, and why it was given up, for it is submitted again."""
+        if state.task.parent:
+            self._killers[self._lineage(state)] = (state.task.signature, state.crashes, failure)
+
+    def _is_known_killer(self, state: TaskState, commands: list[Command]) -> bool:
+        """Take over what is known of a nested task that is submitted again; True where it was given up before."""
+        signature, crashes, failure = self._killers.get(self._lineage(state), ("", 0, None))
+        if signature != state.task.signature:
+            return False
+        state.crashes = crashes
+        if failure is not None:
+            self.fail(state, failure, commands)
+        return failure is not None
+
+    def _forget_killers(self, task: Task) -> None:
+        if not task.parent:
+            for lineage in [lineage for lineage in self._killers if lineage[0] == task.id]:
+                del self._killers[lineage]
 
     def _left_parent(self, task: Task) -> None:
         """Record that a nested task is over; its parent goes on if it waited for that one."""
@@ -316,6 +349,8 @@ class TaskLifecycle:
         del self._tasks[task.id]
         if task.parent:
             self._left_parent(task)
+        if self._killers:
+            self._forget_killers(task)
         if self._placer.lookahead is not None:
             self._placer.lookahead.over(state, self._fleet.by_id[event.device].index, event.nbytes)
         if state.recomputed:
@@ -410,6 +445,7 @@ class TaskLifecycle:
     def retry(self, state: TaskState, commands: list[Command]) -> None:
         """Queue a task again whose attempt has failed."""
         self._counts.retried += 1
+        state.born = 0
         if state.children:
             self._orphan(state, commands)
         self.make_ready(state, commands, first=True)
@@ -450,6 +486,8 @@ class TaskLifecycle:
             state.enter(Phase.FAILED)
             if state.task.parent:
                 self._left_parent(state.task)
+            if self._killers:
+                self._forget_killers(state.task)
             if state.children:
                 self._orphan(state, commands)
             if self._quarantine.suspects:

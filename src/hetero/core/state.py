@@ -164,6 +164,7 @@ class TaskState:
     awaits, resumes : of a suspended task, the one whose end lets it go on, 0 for any of several; whether it has ended
     woken_s : when one that it submitted ended last while it waited for any of several
     children : the open tasks that its attempt submitted, None before the first
+    born, place : how many tasks its attempt submitted, and which of its parent's it is itself, from 1
     endangered : workers that died under it of a task that it submitted, or one of those
     alone : True when it is sent in a message of its own, so that a death of its worker shows whose fault it was
     crashes : workers that died of it, and hangs
@@ -179,6 +180,7 @@ class TaskState:
         "attempt",
         "avoided",
         "awaits",
+        "born",
         "children",
         "crashes",
         "deadline_s",
@@ -194,6 +196,7 @@ class TaskState:
         "node",
         "out_of_memory",
         "phase",
+        "place",
         "predicted_s",
         "recalled",
         "recomputed",
@@ -219,6 +222,8 @@ class TaskState:
         self.stray = False
         self.attempt = 0
         self.awaits = 0
+        self.born = 0
+        self.place = 0
         self.resumes = False
         self.children: dict[int, TaskState] | None = None
         self.endangered = 0

@@ -12,10 +12,8 @@ import pickle
 import random
 import sys
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from statistics import median
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import NoReturn
 
@@ -25,6 +23,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
 
 from hetero.backends.cpu import hold_threads
 from hetero.comm.errors import DisagreementError, GroupBrokenError, LineClosedError
@@ -40,9 +39,10 @@ from hetero.train import fleet, global_norm
 from hetero.train import process_states as states
 from hetero.train import script_mistakes as mistakes
 from hetero.train.launch import LaunchedProcess
+from hetero.train.leaving import BatchOrder, call_site, silence
 from hetero.train.loss_terms import Meaning, Term, meanings_of, terms_of
 from hetero.train.parameter_rows import FirstSteps, ParameterRows, hooks_held, run_hooks
-from hetero.train.share_planner import LearnedShares, counts_of
+from hetero.train.share_planner import LearnedShares, StepTimes, counts_of
 from hetero.train.shared_loader import Batch, SharedLoader, map_tensors, moved_to, part_of, rows_of, samples_in
 from hetero.train.values import TrainingError
 from hetero.train.whole_draws import Rows, WholeDraws
@@ -56,7 +56,7 @@ _DIFFERENT = (
     "one of them only"
 )
 _MOST_CHECKED = 64
-_STEPS_SEEN = 15
+_UNDIVIDED = 16
 _SLOWER_FRAC = 0.05
 
 _autograd_backward = torch.autograd.backward
@@ -111,6 +111,7 @@ class Member(fleet.TrainingFleet):
         self._shown_before, sys.excepthook = sys.excepthook, self._show_error
         _raise_if(mistakes.hidden_devices(told.sees))
         self._world = len(told.devices)
+        self._members = tuple(range(self._world))
         self._everybody = Group(self.rank, self._world + told.has_check, self._meeting("everybody", told.has_check))
         self._group = Group(self.rank, self._world, self._meeting("members")) if not self._checks else Group(0, 1)
         for group in (self._everybody, self._group):
@@ -123,6 +124,7 @@ class Member(fleet.TrainingFleet):
         self._stepped_now: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._stepped_before: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._by_split = False
+        self._has_loader = False
         self._given = 0
         self._reductions = 0
         self._ways: dict[tuple[str, ...], tuple[Meaning, ...]] = {}
@@ -137,8 +139,16 @@ class Member(fleet.TrainingFleet):
         self._learning = LearnedShares(self._world)
         self._fresh = False
         self._handed_s = self._begun_s
-        self._steps_s: deque[float] = deque(maxlen=_STEPS_SEEN)
-        self._told_slower = False
+        self._handed = (1.0,) * self._world
+        self._for_others_s = 0.0
+        self._last_step = (0.0, 0.0)
+        self._last_counts: tuple[int, ...] = ()
+        self._order = BatchOrder()
+        self._leaving = 0
+        self._is_left = False
+        self._ended: set[object] = set()
+        self._others_left = False
+        self._hooks: list[RemovableHandle] = []
         self._noted: set[str] = set()
         self.shares = self._first_shares()
         self._draws = WholeDraws()
@@ -199,14 +209,15 @@ class Member(fleet.TrainingFleet):
 
     def _prepared_model(self, model: torch.nn.Module) -> torch.nn.Module:
         found = super()._prepared_model(model)
-        if self._world > 1:
+        if not self._is_alone:
             names = [name for name, _ in found.named_parameters()]
             self._manage(type(model).__name__, names, list(found.parameters()))
             self._level(found)
+            self._hooks.append(found.register_forward_pre_hook(self._seen_by, with_kwargs=True))
         return found
 
     def _prepared_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        if self._world == 1 or optimizer in self._steps:
+        if self._is_alone or optimizer in self._steps:
             return optimizer
         if isinstance(optimizer, torch.optim.SparseAdam):
             self._end_with(
@@ -219,8 +230,8 @@ class Member(fleet.TrainingFleet):
         if own:
             self._manage(type(optimizer).__name__, [f"parameter {number}" for number in range(len(own))], own)
         self._steps[optimizer] = 0
-        optimizer.register_step_pre_hook(self._with_whole_losses)
-        optimizer.register_step_post_hook(lambda one, args, options: self._stepped(one))
+        self._hooks.append(optimizer.register_step_pre_hook(self._with_whole_losses))
+        self._hooks.append(optimizer.register_step_post_hook(lambda one, args, options: self._stepped(one)))
         return optimizer
 
     def _about_to_step(self, optimizer: Optimizer, *_: object) -> None:
@@ -242,10 +253,11 @@ class Member(fleet.TrainingFleet):
         return ((args[0], whole, *args[2:]), options) if places else (args, {**options, "closure": whole})
 
     def _prepared_loader(self, loader: DataLoader[Batch]) -> Batch:
-        if self._world == 1:
+        self._has_loader = True
+        if self._is_alone:
             return super()._prepared_loader(loader)
         table = np.zeros((self._all.world_size, 2))
-        table[self.rank] = mistakes.loader_numbers(loader)
+        table[self._all.rank] = mistakes.loader_numbers(loader)
         with self._ended_together():
             self._all.all_reduce(table)
         _raise_if(mistakes.loaders_differ([*self.devices, "the check"][: len(table)], table.tolist()))
@@ -282,31 +294,72 @@ class Member(fleet.TrainingFleet):
         """See `TrainingFleet.global_batch`."""
         return self._rows.whole if self._split else 0
 
-    def hand_out(self, rows: Rows) -> None:
-        """Record which rows of a batch the script gets next."""
-        self._rows, self._split = rows, True
-        self._draws.rows = None if self._checks else Rows(rows.begin, max(1, rows.count), rows.whole)
+    def begin_batches(self, source: object) -> bool:
+        """Return whether this process gets batches; one that is left out goes through a script's epoch without any."""
+        if not self._is_left:
+            return True
+        if source in self._ended:
+            self._leave_now()
+        self._ended.add(source)
+        return False
+
+    def hand_out(self, rows: Rows, shares: tuple[float, ...], source: object) -> bool:
+        """Record which rows of a batch the script gets next; returns False where this process is left out."""
+        self._rows, self._split, self._handed = rows, True, shares
+        if self._is_alone:
+            return True
+        if any(not shares[rank] for rank in self._members) and self._leave(shares, source):
+            return False
+        self._order.handed(source, rows)
+        if self._is_alone:
+            return True
+        self._draws.rows = self._drawn_for(rows)
         now_s = clock.monotonic_s()
-        if self._first_steps.is_over:
-            self._steps_s.append(now_s - self._handed_s)
+        step_s = now_s - self._handed_s
+        self._last_step = step_s, step_s - self._for_others_s
         self._begun_s = self._handed_s = now_s
-        self._waited_s, self._fresh = 0.0, True
+        self._waited_s, self._for_others_s, self._fresh = 0.0, 0.0, True
         self._throttle.restart()
         self._stepped_before, self._stepped_now = self._stepped_now, weakref.WeakSet()
         self._by_split, self._draws.folded, self._draws.dim = False, True, 0
+        return True
 
-    def end_of_batches(self) -> None:
-        """Record that what is drawn from here on is not for a batch."""
+    def _drawn_for(self, rows: Rows) -> Rows | None:
+        """Return for which rows random numbers are; a process without rows has the first one."""
+        if self._checks:
+            return None
+        return rows if rows.count else Rows(0, 1, rows.whole)
+
+    def _seen_by(self, model: torch.nn.Module, args: Batch, options: Batch) -> None:
+        """Find of which batch a model is given something: the script may have fetched another one since."""
+        if self._is_alone or not torch.is_grad_enabled() or not model.training:
+            return
+        given: list[Tensor] = []
+        map_tensors(given.append, (args, options))
+        rows = self._order.given(given)
+        if rows is not None:
+            self._draws.rows = self._drawn_for(rows)
+
+    def end_of_batches(self, source: object) -> None:
+        """Record that an epoch is over, and that what is drawn from here on is not for a batch."""
+        self._order.ended(source)
         self._draws.rows = None
 
     def place(self, batch: Batch) -> Batch:
         """Return a batch on this process's device."""
-        return batch if self.device.type == "cpu" else moved_to(self.device, batch)
+        found = batch if self.device.type == "cpu" else moved_to(self.device, batch)
+        if not self._is_alone and not self._is_left:
+            tensors: list[Tensor] = []
+            map_tensors(tensors.append, found)
+            self._order.holds([each for each in tensors if isinstance(each, Tensor)])
+        return found
 
     def split(self, *batch: Batch, dim: int = 0) -> Batch:
         """See `TrainingFleet.split`."""
         self._check_own()
         found = batch[0] if len(batch) == 1 else batch
+        if self._is_left:
+            self._leave_now()
         if self._world == 1:
             return found
         samples = samples_in(found, dim)
@@ -315,9 +368,13 @@ class Member(fleet.TrainingFleet):
         if samples is None:
             raise BadValueError("split() was given no tensor with rows", remedy="give a batch of tensors")
         rows = self.rows_for(self.shares, samples)
+        if self._is_alone:
+            self.hand_out(rows, self.shares, "split")
+            return self.place(found)
         self._given = states.checksum(found)
         own = part_of(found, rows if rows.count else Rows(0, 1, rows.whole), dim) if rows.whole > 1 else found
-        self.hand_out(rows)
+        if not self.hand_out(rows, self.shares, "split"):
+            self._leave_now()
         # Its end is not seen as that of a loader: it is where all have stepped. The next one is drawn before.
         self._by_split, self._draws.folded, self._draws.dim = True, False, dim
         return self.place(own)
@@ -340,7 +397,9 @@ class Member(fleet.TrainingFleet):
     def backward(self, loss: Tensor, weight: float | None = None, **kwargs: Batch) -> None:
         """See `TrainingFleet.backward`."""
         self._check_own()
-        if self._world == 1:
+        if self._is_left:
+            self._leave_now()
+        if self._is_alone:
             fleet.backward(loss, **kwargs)
             return
         if kwargs.get("create_graph"):
@@ -360,6 +419,8 @@ class Member(fleet.TrainingFleet):
 
     def _pass(self, loss: Tensor, weight: float | None, options: dict[str, Batch]) -> None:
         """Do one backward pass, weighted as the loss needs it, and exchange what came of it."""
+        begun_s, self._torch_s = clock.monotonic_s(), 0.0
+        self._order.used()
         stashed = self._set_aside()
         self._loss = None
         with hooks_held(self._managed) as hooks:
@@ -379,8 +440,11 @@ class Member(fleet.TrainingFleet):
             run_hooks(hooks)
         self._add(stashed)
         self._reductions += self._syncs
+        self._order.computed()
+        self._for_others_s += clock.monotonic_s() - begun_s - self._torch_s
         if not self._steps:
             self._count_down()
+        self._leave_if_undivided()
 
     def _weighted(self, loss: Tensor, weight: float | None, options: dict[str, Batch]) -> None:
         if options.get("gradient") is not None or not loss.requires_grad:
@@ -434,20 +498,33 @@ class Member(fleet.TrainingFleet):
             seed: Tensor | None = options.pop("gradient", None)
             seed = torch.full_like(loss, factors[0]) if seed is None else seed * factors[0]
             self._factor = factors[0]
-            fleet.backward(loss, gradient=seed, **options)
+            self._back(loss, {**options, "gradient": seed})
             return
         self._factor = None
         hooks = [term.node.register_prehook(_scaling(factor)) for term, factor in zip(terms, factors, strict=True)]
         try:
-            fleet.backward(loss, **options)
+            self._back(loss, options)
         finally:
             for hook in hooks:
                 hook.remove()
 
+    def _back(self, loss: Tensor, options: dict[str, Batch]) -> None:
+        begun_s, waited_s = clock.monotonic_s(), self._waited_s
+        fleet.backward(loss, **options)
+        self._torch_s += clock.monotonic_s() - begun_s - (self._waited_s - waited_s)
+
     def _factors(self, terms: Sequence[Term], way: Sequence[Meaning]) -> list[float]:
         """Return what each term is multiplied by in this process, so that the parts add up to the whole batch."""
         own = [term.counts(meaning) for term, meaning in zip(terms, way, strict=True)]
-        none = self._split and not self._rows.count
+        rows = self._order.in_use
+        none = self._split and not rows.count
+        if self._order.are_several and (none or "samples" in way) and self._options.strict:
+            self._end_with(
+                BadValueError(
+                    f"batches of which each process has other parts meet in a loss made of {_names(terms)}",
+                    remedy="call backward for each of them, or give --shares equal and batches of equal size",
+                )
+            )
         totals = list(own)
         if any(count == count for count in own):
             counts = [0.0 if none or count != count else count for count in own]
@@ -455,8 +532,8 @@ class Member(fleet.TrainingFleet):
             with self._ended_together():
                 self._all_reduce(row)
             totals = row.tolist()
-        share = self._rows.count / self._rows.whole if self._split else 1.0 / self._world
-        known: dict[str, float] = {"samples": share, "once": 1.0 / self._world, "sum": 0.0 if none else 1.0}
+        share = rows.count / rows.whole if self._split else 1.0 / len(self._members)
+        known: dict[str, float] = {"samples": share, "once": 1.0 / len(self._members), "sum": 0.0 if none else 1.0}
         if not self._split:
             known["sum"] = share
         return [
@@ -472,7 +549,9 @@ class Member(fleet.TrainingFleet):
     def _reduce(self, loss: Tensor) -> None:
         """Add up the gradients over the processes; those that nobody has stay None."""
         if self._throttle.active:
+            paused_s = clock.monotonic_s()
             self._throttle.pause()
+            self._torch_s += clock.monotonic_s() - paused_s
         busy_s = clock.monotonic_s() - self._begun_s - self._waited_s
         self._add(self._pending)
         touched = self._touched()
@@ -481,12 +560,13 @@ class Member(fleet.TrainingFleet):
         own = states.of_process(self._given, list(self._steps), self._managed, self._reductions)
         if self._mixed:  # each kind of device has a generator of its own
             own = (0.0, *own[1:])
-        table = np.zeros((1 + len(own), self._world))
-        table[:, self.rank] = [busy_s, *own]
+        table = np.zeros((3 + len(own), self._world))
+        table[:, self.rank] = [busy_s, *self._last_step, *own]
         header = torch.tensor([value, *table.reshape(-1), *used], dtype=torch.float64)
         self._group.all_reduce(header)
         numbers: list[float] = header.tolist()
-        each_s, *alike = np.array(numbers[1 : 1 + table.size]).reshape(table.shape).tolist()
+        each_s, steps_s, owns_s, *rows = np.array(numbers[1 : 1 + table.size]).reshape(table.shape).tolist()
+        alike = [[row[rank] for rank in self._members] for row in rows]
         error = states.trouble(*alike)
         if error is not None and self._options.strict:
             self._end_with(error)
@@ -496,7 +576,7 @@ class Member(fleet.TrainingFleet):
         for each in touched:
             each.add_up(self._group, [next(flags) > 0.0 for _ in each.parameters])
         self._loss = numbers[0] if self._factor is not None and loss.numel() == 1 else None
-        self._learn(each_s)
+        self._learn(each_s, steps_s[0], owns_s[0])
         self._begun_s, self._waited_s = clock.monotonic_s(), 0.0
         self._throttle.restart()
 
@@ -515,6 +595,7 @@ class Member(fleet.TrainingFleet):
         for parameter, gradient in gradients:
             parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
 
+    _torch_s = 0.0
     _factor: float | None = None
     _loss: float | None = None
 
@@ -533,8 +614,8 @@ class Member(fleet.TrainingFleet):
     def _stepped(self, optimizer: Optimizer) -> None:
         self._steps[optimizer] += 1
         self._stepped_now.add(optimizer)
-        if self._by_split and self._stepped_now >= self._stepped_before:
-            self.end_of_batches()
+        if self._by_split and not self._order.ahead and self._stepped_now >= self._stepped_before:
+            self._draws.rows = None
         self._count_down()
 
     def _count_down(self) -> None:
@@ -575,38 +656,156 @@ class Member(fleet.TrainingFleet):
 
     # --- shares --------------------------------------------------------------------------------------------
 
-    def _learn(self, busy_s: Sequence[float]) -> None:
+    def _learn(self, busy_s: Sequence[float], step_s: float, own_s: float) -> None:
+        """Take in what a step took, the one before wholly; all processes do it with the same numbers."""
         if not self._fresh or not self._split or self._options.shares != "auto":
+            return
+        if not self._order.is_seen:
+            self._note(
+                "shares stay equal: the script has several batches in use at a time, and none is given to a prepared "
+                "model as it came from the loader or from fleet.split"
+            )
             return
         self._fresh = False
         whole = self._rows.whole
-        counts = counts_of(self.shares, whole)
-        better = self._learning.observed(counts, busy_s) if self._first_steps.is_over else None
-        if better is not None:
-            self.shares = tuple(float(share) for share in better)
-            self._steps_s.clear()
-        self._say_if_slower(whole)
-
-    def _say_if_slower(self, whole: int) -> None:
-        """Notify people, once, where the main device alone would be faster than all of them."""
-        alone_s = self._learning.alone_s(self.rank, whole) if self.is_main and not self._told_slower else None
-        if alone_s is None or len(self._steps_s) < _STEPS_SEEN:
+        counts = counts_of(self._handed, whole)
+        before = StepTimes(self._last_counts, step_s, own_s) if self._last_counts else None
+        self._last_counts = counts
+        if not self._first_steps.is_over or self._leaving:
+            self._last_counts = ()
             return
-        step_s = median(self._steps_s)
-        if alone_s < step_s * (1 - _SLOWER_FRAC):
-            self._told_slower = True
-            self._line.send(
-                "note",
-                f"a step takes {step_s * 1e3:.3g} ms, and {self.devices[0]} alone would take about "
-                f"{alone_s * 1e3:.3g} ms: the others make it slower; start with that device alone, or a larger batch",
+        better = self._learning.observed(counts, busy_s, before, may_leave=self._may_leave)
+        if better is None:
+            return
+        if not self._may_leave:
+            self._say_if_slower()
+        self.shares = tuple(float(share) for share in better)
+        self._leaving = self._order.ahead + 1 if any(not better[rank] for rank in self._members) else 0
+
+    @property
+    def _may_leave(self) -> bool:
+        """Return whether a process can go without anything of it being missed."""
+        source = "split" if self._by_split else next(iter(self._order.sources), None)
+        return self._order.is_done(source) and (self._by_split or not self._order.ahead)
+
+    def _say_if_slower(self) -> None:
+        alone_s, together_s = self._learning.alone_s, self._learning.together_s
+        if alone_s is None or together_s is None or alone_s >= together_s * (1 - _SLOWER_FRAC):
+            return
+        self._note(
+            f"a step takes {together_s * 1e3:.3g} ms, and {self.devices[0]} alone would take about "
+            f"{alone_s * 1e3:.3g} ms; the others stay, as this loop has several batches in use at a time: start with "
+            "that device alone"
+        )
+
+    # --- leaving devices out -------------------------------------------------------------------------------
+
+    @property
+    def _is_alone(self) -> bool:
+        return len(self._members) == 1
+
+    def _leave(self, shares: tuple[float, ...], source: object) -> bool:
+        """Leave out who has no share any more; returns whether it is this process that goes.
+
+        Batches that the script has fetched ahead are computed by all.
+        """
+        if not self._order.is_done(source) or self._pending or self._defers:
+            return False
+        self._leaving -= self._leaving > 0
+        if self._leaving:
+            return False
+        before, self._members = self._members, tuple(rank for rank in self._members if shares[rank])
+        gone = [rank for rank in before if rank not in self._members]
+        if self.rank in gone:
+            self._go()
+            return True
+        self._say_who_is_left_out(gone)
+        self._regroup()
+        return False
+
+    def _leave_if_undivided(self) -> None:
+        """Leave the others out of a script that divides nothing: each process computes the same."""
+        undivided = not (self._split or self._has_loader) and self._options.shares == "auto"
+        if not undivided or self._reductions < _UNDIVIDED or not self._first_steps.is_over or self._is_alone:
+            return
+        if self.rank:
+            self._go()
+            self._leave_now()
+        self._note(f"each process computes the same, so {', '.join(self.devices[1:])} are left out")
+        self._members = (0,)
+        self._regroup()
+
+    def _say_who_is_left_out(self, gone: Sequence[int]) -> None:
+        learned = self._learning
+        words = f"{', '.join(self.devices[rank] for rank in gone)} left out after {self._reductions} steps"
+        if self._is_alone and learned.alone_s is not None and learned.together_s is not None:
+            words += (
+                f": a step took {learned.together_s * 1e3:.3g} ms with all, and takes {self.devices[0]} alone about "
+                f"{learned.alone_s * 1e3:.3g} ms"
             )
+        self._note(words)
+        self._others_left = True
+
+    def _regroup(self) -> None:
+        """Go on with the members that are left; alone as torch does without hetero."""
+        self._group.close()
+        mine, world = self._members.index(self.rank), len(self._members)
+        if not self._is_alone:
+            self._group = Group(mine, world, _Meeting(self._line, f"members {self._members}", mine, world))
+            self._group.deadline_s = self._options.timeout_s
+            return
+        self._group = Group(0, 1)
+        self._put_back()
+        for hook in self._hooks:
+            hook.remove()
+        self._draws.rows = None
+
+    def _put_back(self) -> None:
+        """Put torch's own functions back."""
+        torch.Tensor.backward = fleet.backward
+        torch.autograd.backward = _autograd_backward
+        self._draws.uninstall()
+        global_norm.uninstall()
+
+    def _go(self) -> None:
+        """Take no part any more: the script's epoch ends here, and what it sums then is sent to the main process."""
+        self._is_left = True
+        self._line.send("done", self.rank)
+        silence()
+        self._group.close()
+        self._put_back()
+
+    def _leave_now(self) -> NoReturn:
+        """End this process without what the script does at its end."""
+        self._line.send("left", self.rank)
+        _leave_now()
+
+    def _with_what_others_left(self, value: Batch, join: Callable[[Batch, Batch], Batch]) -> Batch:
+        """Return a value together with what processes that were left out have given at this place."""
+        if self._is_left:
+            self._line.send("leaves", self.rank, call_site(), pickle.dumps(map_tensors(_on_host, value)))
+            return value
+        if not self.is_main:
+            return value
+        self._line.send("collect", call_site())
+        message = None
+        while message is None or message[0] != "collected":
+            message = self._line.receive(self._options.timeout_s)
+            if message is None:
+                raise TrainingError("the launching program does not answer")
+        _, values, self._others_left = message
+        for each in values:
+            value = join(value, pickle.loads(each))
+        return value
 
     # --- other things that all do --------------------------------------------------------------------------
 
     def gather(self, rows: Batch) -> Batch:
         """See `TrainingFleet.gather`."""
         self._check_own()
-        if self._checks or self._world == 1:
+        if self._is_left or self._others_left:
+            rows = self._with_what_others_left(rows, _joined)
+        if self._checks or self._is_left or self._is_alone:
             return super().gather(rows)
         with self._ended_together():
             return map_tensors(self._gathered, rows)
@@ -628,7 +827,9 @@ class Member(fleet.TrainingFleet):
         """See `TrainingFleet.sum`."""
         self._check_own()
         given = torch.as_tensor(value).detach()
-        if self._checks or self._world == 1:
+        if self._is_left or self._others_left:
+            given = self._with_what_others_left(given, lambda own, other: own + other.to(own.device))
+        if self._checks or self._is_left or self._is_alone:
             return given
         row = given.to("cpu", torch.float64 if given.is_floating_point() else torch.int64, copy=True).reshape(-1)
         with self._ended_together():
@@ -638,7 +839,7 @@ class Member(fleet.TrainingFleet):
     def wait(self) -> None:
         """See `TrainingFleet.wait`."""
         self._check_own()
-        if self._world > 1:
+        if not self._is_alone and not self._is_left:
             with self._ended_together():
                 self._all.all_reduce(np.zeros(1))
 
@@ -683,6 +884,9 @@ class Member(fleet.TrainingFleet):
             return
         for group in (self._group, self._everybody):
             group.close()
+        if self._is_left:
+            with suppress(LineClosedError):
+                self._line.send("left", self.rank)
         self._line.close()
 
 
@@ -691,11 +895,13 @@ class _Timed:
 
     def __init__(self, member: Member) -> None:
         self._member = member
-        self.rank = member.rank
-        self.world_size = member.world_size
+        self.rank = member._members.index(member.rank)
+        self.world_size = len(member._members)
 
     def all_reduce(self, row: Tensor) -> None:
-        """Add a row up over the processes."""
+        """Add a row up over the processes; one without rows of the batch has nothing to add."""
+        if self._member._split and not self._member._order.in_use.count:
+            row.zero_()
         with self._member._ended_together():
             self._member._all_reduce(row)
 
@@ -703,6 +909,22 @@ class _Timed:
 def _raise_if(error: HeteroError | None) -> None:
     if error is not None:
         raise error
+
+
+def _on_host(part: Tensor) -> Tensor:
+    return torch.as_tensor(part).detach().to("cpu")
+
+
+def _joined(own: Batch, other: Batch) -> Batch:
+    """Return rows followed by those of another process, of each tensor."""
+    others: list[Tensor] = []
+    map_tensors(others.append, other)
+    each = iter(others)
+
+    def join(part: Tensor) -> Tensor:
+        return torch.cat([torch.as_tensor(part).detach(), next(each).to(torch.as_tensor(part).device)])
+
+    return map_tensors(join, own)
 
 
 def _names(terms: Sequence[Term]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
@@ -15,13 +16,17 @@ from hetero.plan.training import shares as planning
 from hetero.plan.training.shares import SharePlan, StepModel
 from hetero.train.values import TrainOptions
 
-__all__ = ["LearnedShares", "SharePlanner", "counts_of"]
+__all__ = ["LearnedShares", "SharePlanner", "StepTimes", "counts_of"]
 
 _WINDOW = 7
 _LOOKS_BEFORE_LEAVING = 3
 _LEARN_AT = (2, 4, 8, 16)
 _LEARN_EVERY = 32
 _SEEN = 8
+_STEPS_KEPT = 15
+_TRIED = 7
+_WORTH_A_TRIAL = 1.3
+_WORTH_OTHERS_FRAC = 0.02
 
 
 class SharePlanner:
@@ -184,18 +189,41 @@ class SharePlanner:
 
 
 def counts_of(shares: Sequence[float], samples: int) -> tuple[int, ...]:
-    """Return how many samples of a batch each process has; with enough of them, nobody has none.
+    """Return how many samples of a batch each process has; with enough of them, nobody with a share has none.
 
     Examples
     --------
-    >>> counts_of((3.0, 1.0), 128), counts_of((30.0, 1.0), 8), counts_of((1.0, 1.0, 1.0), 2)
-    ((96, 32), (7, 1), (1, 1, 0))
+    >>> counts_of((3.0, 1.0), 128), counts_of((30.0, 1.0), 8), counts_of((1.0, 1.0, 1.0), 2), counts_of((1.0, 0.0), 8)
+    ((96, 32), (7, 1), (1, 1, 0), (8, 0))
     """
     counts = list(planning.apportion(shares, samples))
-    while samples >= len(counts) and 0 in counts:
+    sharing = [index for index, share in enumerate(shares) if share]
+    while (
+        samples >= len(sharing)
+        and (without := next((index for index in sharing if not counts[index]), None)) is not None
+    ):
         counts[counts.index(max(counts))] -= 1
-        counts[counts.index(0)] += 1
+        counts[without] += 1
     return tuple(counts)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """What a whole step took the first process, from one batch to the next.
+
+    Attributes
+    ----------
+    counts
+        Samples of each process.
+    step_s
+        All of it, s.
+    own_s
+        Without what is done because there are others, s.
+    """
+
+    counts: tuple[int, ...]
+    step_s: float
+    own_s: float
 
 
 class LearnedShares:
@@ -204,6 +232,16 @@ class LearnedShares:
     Parameters
     ----------
     world : how many processes
+
+    Attributes
+    ----------
+    together_s, alone_s
+        Medians of a step with the shares of now and of one of the first process alone, s; None before they are known.
+
+    Notes
+    -----
+    Whether the others pay is tried out: for some steps the first process has all samples but one of each other. A step
+    that would take it no longer alone leaves the others out, for good. It is tried again after twice as many steps.
 
     Examples
     --------
@@ -214,30 +252,121 @@ class LearnedShares:
 
     def __init__(self, world: int) -> None:
         self._seen: list[dict[int, list[float]]] = [{} for _ in range(world)]
+        self._own: dict[int, list[float]] = {}
+        self._steps_s: deque[float] = deque(maxlen=_STEPS_KEPT)
+        self._rests_s: deque[tuple[float, float]] = deque(maxlen=_STEPS_KEPT)
+        self._busy_s: Sequence[float] = ()
+        self._settled: tuple[int, ...] = ()
+        self._trial: tuple[int, ...] = ()
+        self._tried = 0
         self._steps = 0
+        self._look_at = _LEARN_AT[-1]
+        self.together_s: float | None = None
+        self.alone_s: float | None = None
 
-    def alone_s(self, rank: int, samples: int) -> float | None:
-        """Return what a whole batch would take one process alone, s; None before that is known."""
-        if self._steps < _LEARN_AT[-1]:
-            return None
-        return _fitted_step(self._seen[rank]).seconds(samples)
+    def observed(
+        self,
+        counts: tuple[int, ...],
+        busy_s: Sequence[float],
+        before: StepTimes | None = None,
+        *,
+        may_leave: bool = True,
+    ) -> tuple[int, ...] | None:
+        """Take in a step; returns new shares where they are worth having, 0 for who is left out.
 
-    def observed(self, counts: Sequence[int], busy_s: Sequence[float]) -> tuple[int, ...] | None:
-        """Take in a step; returns new shares where they are worth having."""
+        Parameters
+        ----------
+        counts, busy_s
+            Samples of each process and how long it computed for them, s.
+        before
+            The step before this one.
+        may_leave
+            Whether a process can be left out now.
+        """
         self._steps += 1
+        busy_before, self._busy_s = self._busy_s, busy_s
         if self._steps == 1:  # the first step after the check is slow for many reasons
             return None
         for seen, count, seconds in zip(self._seen, counts, busy_s, strict=True):
             seen.setdefault(count, []).append(seconds)
             del seen[count][:-_SEEN]
-        if self._steps - 1 not in _LEARN_AT and self._steps % _LEARN_EVERY:
+        self._settled = self._settled or counts
+        if sum(counts) < sum(self._settled):  # the last batch of an epoch
             return None
-        models = [_fitted_step(seen) for seen in self._seen]
-        whole = sum(counts)
+        if before is not None and busy_before and sum(before.counts) == sum(self._settled):
+            self._time(before, busy_before)
+        if self._trial:
+            return self._after_trial(may_leave=may_leave)
+        if self._steps - 1 in _LEARN_AT or not self._steps % _LEARN_EVERY:
+            better = self._shared_better(counts)
+            if better is not None:
+                return self._settle(better)
+        due = self._steps >= self._look_at and len(self._steps_s) >= _TRIED
+        return self._look(counts, may_leave=may_leave) if due else None
+
+    def _time(self, before: StepTimes, busy_s: Sequence[float]) -> None:
+        kept = self._own.setdefault(before.counts[0], [])
+        kept.append(before.own_s)
+        del kept[:-_STEPS_KEPT]
+        self._tried += before.counts == self._trial
+        if before.counts == self._settled:
+            rest_s = before.own_s - busy_s[0]
+            self._steps_s.append(before.step_s)
+            self._rests_s.append((rest_s, before.step_s - max(busy_s) - rest_s))
+
+    def _settle(self, counts: tuple[int, ...]) -> tuple[int, ...]:
+        self._settled = counts
+        self._steps_s.clear()
+        self._rests_s.clear()
+        return counts
+
+    def _members(self, counts: Sequence[int]) -> list[int]:
+        return [rank for rank, count in enumerate(counts) if count]
+
+    def _shared_better(self, counts: tuple[int, ...]) -> tuple[int, ...] | None:
+        members, whole = self._members(counts), sum(counts)
+        models = [_fitted_step(self._seen[rank]) for rank in members]
         plan = planning.make_plan(models, whole)
-        now_s = planning.fixed_plan(models, counts).step_s
+        now_s = planning.fixed_plan(models, [counts[rank] for rank in members]).step_s
         better = counts_of([max(share, 1e-9) for share in plan.shares], whole)
-        return better if planning.fixed_plan(models, better).step_s < now_s * (1 - planning.GAIN_FRAC) else None
+        if planning.fixed_plan(models, better).step_s >= now_s * (1 - planning.GAIN_FRAC):
+            return None
+        return self._spread(members, better)
+
+    def _spread(self, members: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
+        found = dict(zip(members, counts, strict=True))
+        return tuple(found.get(rank, 0) for rank in range(len(self._seen)))
+
+    def _look(self, counts: tuple[int, ...], *, may_leave: bool) -> tuple[int, ...] | None:
+        """Return shares that leave somebody out, or those of a trial."""
+        self._look_at = 2 * self._steps
+        members, whole = self._members(counts), sum(counts)
+        self.together_s = median(self._steps_s)
+        self.alone_s = _fitted_step(self._own).seconds(whole)
+        models = [_fitted_step(self._seen[rank]) for rank in members]
+        comm_s = max(0.0, median(talking_s for _, talking_s in self._rests_s))
+        each_s = comm_s / max(1, len(members) - 1)
+        plan = planning.make_plan(models, whole, [0.0, *(each_s * count for count in range(len(members)))])
+        fewer = may_leave and 1 < len(plan.members) < len(members) and plan.shares[0]
+        rest_s = median(rest_s for rest_s, _ in self._rests_s)
+        if fewer and plan.step_s + rest_s < self.together_s * (1 - planning.GAIN_FRAC):
+            return self._settle(self._spread(members, plan.shares))
+        if self.alone_s >= self.together_s * _WORTH_A_TRIAL or whole < 2 * len(members):
+            return None
+        self._settled, self._tried = counts, 0
+        self._trial = self._spread(members, (whole - len(members) + 1, *[1] * (len(members) - 1)))
+        return self._trial
+
+    def _after_trial(self, *, may_leave: bool) -> tuple[int, ...] | None:
+        """Return how to go on after a trial; None while it lasts."""
+        if self._tried < _TRIED:
+            return None
+        whole, self._trial = sum(self._settled), ()
+        self.alone_s = _fitted_step(self._own).seconds(whole)
+        assert self.together_s is not None
+        if may_leave and self.alone_s < self.together_s * (1 + _WORTH_OTHERS_FRAC):
+            return self._settle((whole, *[0] * (len(self._seen) - 1)))
+        return self._settled
 
 
 def _fitted_step(seen: dict[int, list[float]]) -> StepModel:

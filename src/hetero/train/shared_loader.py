@@ -51,16 +51,20 @@ class BatchOwner(Protocol):
         """Return this process's rows of a batch of so many samples."""
         ...
 
-    def hand_out(self, rows: Rows) -> None:
-        """Record that the next batch has these rows."""
+    def begin_batches(self, source: object) -> bool:
+        """Record that a loader begins an epoch; returns False where this process gets no batches any more."""
+        ...
+
+    def hand_out(self, rows: Rows, shares: tuple[float, ...], source: object) -> bool:
+        """Record that the next batch has these rows; returns False where this process gets no batches any more."""
         ...
 
     def place(self, batch: Batch) -> Batch:
         """Return a batch on this process's device."""
         ...
 
-    def end_of_batches(self) -> None:
-        """Record that what is drawn from here on is not for a batch."""
+    def end_of_batches(self, source: object) -> None:
+        """Record that an epoch is over, and that what is drawn from here on is not for a batch."""
         ...
 
 
@@ -220,7 +224,7 @@ class SharedLoader:
         self.epochs = 0
         self._number = 0
         self._plans: list[tuple[int, tuple[float, ...]]] = []
-        self._sizes: dict[int, Rows] = {}
+        self._sizes: dict[int, tuple[Rows, tuple[float, ...]]] = {}
         self._samples: dict[int, int] = {}
         streams = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
         self._cuts = streams or (loader.collate_fn is not default_collate and _makes_rows(loader))
@@ -254,6 +258,8 @@ class SharedLoader:
     def __iter__(self) -> Iterator[Batch]:
         self.epochs += 1
         self._number, self._plans, self._sizes, self._samples = 0, [(0, self._fleet.shares)], {}, {}
+        if not self._fleet.begin_batches(self):
+            return
         try:
             for batch in self._inner:
                 number, self._number = self._number, self._number + 1
@@ -262,10 +268,14 @@ class SharedLoader:
                     self._plans.append((number + self._ahead + 1, shares))
                 if self._cuts:
                     batch = self._part(number, batch)
-                self._fleet.hand_out(self._sizes.pop(number))
+                rows, planned = self._sizes.pop(number)
+                if not self._fleet.hand_out(rows, planned, self):
+                    return
+                if not rows.count and not torch.is_grad_enabled():  # nothing is to be counted twice
+                    batch = part_of(batch, Rows(0, 0, 1))
                 yield self._fleet.place(batch)
         finally:
-            self._fleet.end_of_batches()
+            self._fleet.end_of_batches(self)
 
     def _part(self, number: int, batch: Batch) -> Batch:
         """Return this process's part of a whole batch."""
@@ -283,8 +293,9 @@ class SharedLoader:
     def rows_for(self, number: int, samples: int) -> Rows:
         """Return this process's rows of a batch, by the shares that count for it."""
         shares = next(shares for begin, shares in reversed(self._plans) if begin <= number)
-        self._sizes[number] = self._fleet.rows_for(shares, samples)
-        return self._sizes[number]
+        rows = self._fleet.rows_for(shares, samples)
+        self._sizes[number] = rows, shares
+        return rows
 
 
 def samples_in(batch: Batch, dim: int = 0) -> int | None:

@@ -221,6 +221,82 @@ def recurrent_networks_with_dropout() -> None:
             told(kind.__name__, loss)
 
 
+def small() -> tuple[Any, Any]:
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 3))
+    return model, torch.optim.SGD(model.parameters(), 0.02, momentum=0.9)
+
+
+def epochs_whose_sums_span_all_devices() -> None:
+    model, optimizer = small()
+    data, few = TensorDataset(*classes(690)), TensorDataset(*classes(33))
+    loader, held_out = DataLoader(data, 16, shuffle=True), DataLoader(few, 16)
+    model, optimizer, loader, held_out = fleet.prepare(model, optimizer, loader, held_out)
+    for _ in range(2):
+        seen, right, targets_seen = 0, torch.tensor(0), []
+        model.train()
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            out = model(inputs)
+            F.cross_entropy(out, targets).backward()
+            optimizer.step()
+            seen, right = seen + len(inputs), right + (out.argmax(1) == targets).sum()
+            targets_seen.append(targets)
+        model.eval()
+        counted = 0.0
+        with torch.no_grad():
+            for inputs, targets in held_out:
+                counted += float((model(inputs).argmax(1) == targets).sum())
+        every = fleet.gather(torch.cat(targets_seen))
+        told("epoch", fleet.sum(seen), fleet.sum(right), fleet.sum(counted), len(every), every.sum(), size(model))
+
+
+def batches_split_one_step_ahead() -> None:
+    model, optimizer = small()
+    model, optimizer = fleet.prepare(model, optimizer)
+    data, wanted = classes(200)
+
+    def fetched() -> Any:
+        chosen = torch.randint(0, 200, (12,))
+        return fleet.split(data[chosen], wanted[chosen])
+
+    inputs, targets = fetched()
+    for step in range(30):
+        for _ in range(2):
+            loss = F.cross_entropy(model(inputs), targets) / 2
+            inputs, targets = fetched()
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        told("ahead", step, size(model))
+
+
+def what_nobody_divides() -> None:
+    model, (inputs, targets) = nn.Linear(6, 3), classes(50)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    model, optimizer = fleet.prepare(model, optimizer)
+    for _ in range(30):
+        optimizer.zero_grad()
+        F.cross_entropy(F.dropout(model(inputs), 0.1), targets).backward()
+        optimizer.step()
+    told("undivided", size(model))
+
+
+def fetched_ahead_by_hand() -> None:
+    model, optimizer = small()
+    model, optimizer, loader = fleet.prepare(
+        model, optimizer, DataLoader(TensorDataset(*classes(1000)), 16, shuffle=True)
+    )
+    batches = iter(loader)
+    following, seen = next(batches), 0
+    while following is not None:
+        (inputs, targets), following = following, next(batches, None)
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        seen += len(inputs)
+    told("by hand", fleet.sum(seen), size(model))
+
+
 torch.manual_seed(7)
 for each in sys.argv[1:]:
     globals()[each]()

@@ -20,8 +20,10 @@ def environment(home: Path) -> dict[str, str]:
     return {**os.environ, "HETERO_HOME": str(home), "OMP_NUM_THREADS": "1"}
 
 
-def launched(home: Path, script: Path, *args: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "hetero", "launch", "--devices", "1xcpu,1xcpu*0.4", *options, str(script), *args]
+def launched(
+    home: Path, script: Path, *args: str, options: tuple[str, ...] = (), devices: str = "1xcpu,1xcpu*0.4"
+) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "hetero", "launch", "--devices", devices, *options, str(script), *args]
     return subprocess.run(words, env=environment(home), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
@@ -66,17 +68,43 @@ LATER = [
 ]  # fmt: skip
 
 
+LEFT_OUT = ["epochs_whose_sums_span_all_devices", "batches_split_one_step_ahead", "what_nobody_divides"]
+
+
+def same_lines(found: str, wanted: str) -> None:
+    lines, likes = ([line.split() for line in text.splitlines()] for text in (found, wanted))
+    assert [line[0] for line in lines] == [line[0] for line in likes]
+    for line, like in zip(lines, likes, strict=True):
+        numbers = [[float(value) for value in words if value[-1].isdigit()] for words in (line[1:], like[1:])]
+        rel = 1e-8 if like[0] == "closure" else 1e-12  # L-BFGS divides by differences of gradients
+        assert numbers[0] == pytest.approx(numbers[1], rel=rel), like[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", LEFT_OUT)
+def test_devices_that_cost_more_than_they_bring_are_left_out(loop: str, tmp_path: Path) -> None:
+    found = launched(tmp_path, LOOPS, loop, devices="1xcpu*0.4,2xcpu")
+    assert found.returncode == 0, found.stderr
+    said = [line for line in found.stderr.splitlines() if "left out" in line]
+    assert ["cpu:0" in line for line in said] == [True], found.stderr  # the fastest is the main process
+    same_lines(found.stdout, alone(tmp_path, LOOPS, loop))
+
+
+@pytest.mark.slow
+def test_a_device_stays_where_batches_are_in_use_that_it_has_parts_of(tmp_path: Path) -> None:
+    found = launched(tmp_path, LOOPS, "fetched_ahead_by_hand")
+    assert found.returncode == 0, found.stderr
+    assert "cpu:0 alone would take" in found.stderr
+    assert "left out" not in found.stderr
+    same_lines(found.stdout, alone(tmp_path, LOOPS, "fetched_ahead_by_hand"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("loops", "steps"), [(ALL, 1000), (LATER, 2)], ids=["compared", "shares that move"])
 def test_a_loop_prints_what_one_device_prints(loops: list[str], steps: int, tmp_path: Path) -> None:
     found = launched(tmp_path, LOOPS, *loops, options=("--check-steps", str(steps)))
     assert found.returncode == 0, found.stderr
-    wanted = [line.split() for line in alone(tmp_path, LOOPS, *loops).splitlines()]
-    lines = [line.split() for line in found.stdout.splitlines()]
-    assert [line[0] for line in lines] == [line[0] for line in wanted]
-    for line, like in zip(lines, wanted, strict=True):
-        rel = 1e-8 if like[0] == "closure" else 1e-12  # L-BFGS divides by differences of gradients
-        assert [float(value) for value in line[1:]] == pytest.approx([float(v) for v in like[1:]], rel=rel), like[0]
+    same_lines(found.stdout, alone(tmp_path, LOOPS, *loops))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import random
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import NoReturn
 
@@ -43,7 +43,16 @@ from hetero.train.leaving import BatchOrder, call_site, silence
 from hetero.train.loss_terms import Meaning, Term, meanings_of, terms_of
 from hetero.train.parameter_rows import FirstSteps, ParameterRows, hooks_held, run_hooks
 from hetero.train.share_planner import LearnedShares, StepTimes, counts_of
-from hetero.train.shared_loader import Batch, SharedLoader, map_tensors, moved_to, part_of, rows_of, samples_in
+from hetero.train.shared_loader import (
+    Batch,
+    SharedLoader,
+    map_tensors,
+    moved_to,
+    part_of,
+    rows_of,
+    samples_in,
+    tensors_in,
+)
 from hetero.train.values import TrainingError
 from hetero.train.whole_draws import Rows, WholeDraws
 
@@ -213,7 +222,7 @@ class Member(fleet.TrainingFleet):
             names = [name for name, _ in found.named_parameters()]
             self._manage(type(model).__name__, names, list(found.parameters()))
             self._level(found)
-            self._hooks.append(found.register_forward_pre_hook(self._seen_by, with_kwargs=True))
+            self._hooks.append(found.register_forward_pre_hook(_Given(self), with_kwargs=True))
         return found
 
     def _prepared_optimizer(self, optimizer: Optimizer) -> Optimizer:
@@ -330,13 +339,11 @@ class Member(fleet.TrainingFleet):
             return None
         return rows if rows.count else Rows(0, 1, rows.whole)
 
-    def _seen_by(self, model: torch.nn.Module, args: Batch, options: Batch) -> None:
-        """Find of which batch a model is given something: the script may have fetched another one since."""
+    def given(self, model: torch.nn.Module, args: Batch, options: Batch) -> None:
+        """Find of which batch a prepared model is given something: the script may have fetched another one since."""
         if self._is_alone or not torch.is_grad_enabled() or not model.training:
             return
-        given: list[Tensor] = []
-        map_tensors(given.append, (args, options))
-        rows = self._order.given(given)
+        rows = self._order.given(tensors_in((args, options)))
         if rows is not None:
             self._draws.rows = self._drawn_for(rows)
 
@@ -349,9 +356,7 @@ class Member(fleet.TrainingFleet):
         """Return a batch on this process's device."""
         found = batch if self.device.type == "cpu" else moved_to(self.device, batch)
         if not self._is_alone and not self._is_left:
-            tensors: list[Tensor] = []
-            map_tensors(tensors.append, found)
-            self._order.holds([each for each in tensors if isinstance(each, Tensor)])
+            self._order.holds(tensors_in(found))
         return found
 
     def split(self, *batch: Batch, dim: int = 0) -> Batch:
@@ -890,6 +895,22 @@ class Member(fleet.TrainingFleet):
         self._line.close()
 
 
+class _Given:
+    """A hook of prepared models, whose copies and files have it not."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    def __call__(self, model: torch.nn.Module, args: Batch, options: Batch) -> None:
+        self._member.given(model, args, options)
+
+    def __deepcopy__(self, memo: object) -> Callable[..., None]:
+        return nullcontext().__exit__
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return getattr, (nullcontext(), "__exit__")
+
+
 class _Timed:
     """The group as the layers see it that exchange in the forward pass; that counts as waiting."""
 
@@ -917,9 +938,7 @@ def _on_host(part: Tensor) -> Tensor:
 
 def _joined(own: Batch, other: Batch) -> Batch:
     """Return rows followed by those of another process, of each tensor."""
-    others: list[Tensor] = []
-    map_tensors(others.append, other)
-    each = iter(others)
+    each = iter(tensors_in(other))
 
     def join(part: Tensor) -> Tensor:
         return torch.cat([torch.as_tensor(part).detach(), next(each).to(torch.as_tensor(part).device)])

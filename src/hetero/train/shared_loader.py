@@ -23,7 +23,7 @@ from hetero.train.keyed_random import sample_seed
 from hetero.train.recurrent_layers import repacked
 from hetero.train.whole_draws import Rows
 
-__all__ = ["BatchOwner", "SharedLoader", "map_tensors", "moved_to", "part_of", "rows_of", "samples_in"]
+__all__ = ["BatchOwner", "SharedLoader", "map_tensors", "moved_to", "part_of", "rows_of", "samples_in", "tensors_in"]
 
 _KEPT = (
     "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
@@ -312,6 +312,20 @@ def samples_in(batch: Batch, dim: int = 0) -> int | None:
         parts = batch.values() if isinstance(batch, Mapping) else batch
         return next((found for part in parts if (found := samples_in(part, dim)) is not None), None)
     return int(batch.shape[dim]) if isinstance(batch, Tensor | np.ndarray) and batch.ndim > dim else None
+
+
+def tensors_in(batch: Batch) -> list[Tensor]:
+    """Return the tensors and arrays of a batch.
+
+    Examples
+    --------
+    >>> len(tensors_in({"x": torch.zeros(3), "more": [torch.ones(2), "a"]}))
+    2
+    """
+    if isinstance(batch, Mapping | list | tuple):
+        parts = batch.values() if isinstance(batch, Mapping) else batch
+        return [found for part in parts for found in tensors_in(part)]
+    return [batch] if isinstance(batch, Tensor | np.ndarray) else []
 
 
 def _makes_rows(loader: DataLoader[Batch]) -> bool:

@@ -707,7 +707,7 @@ class Member(fleet.TrainingFleet):
 
     @property
     def _is_alone(self) -> bool:
-        return len(self._members) == 1
+        return len(self._members) == 1 or self._is_left
 
     def _leave(self, shares: tuple[float, ...], source: object) -> bool:
         """Leave out who has no share any more; returns whether it is this process that goes.

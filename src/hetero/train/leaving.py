@@ -25,7 +25,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 @dataclass(slots=True)
-class _BatchSource:
+class _Epoch:
     """What batches come from: a loader in one of its epochs, or what the script splits.
 
     Attributes
@@ -82,7 +82,7 @@ class BatchOrder:
     """
 
     def __init__(self) -> None:
-        self._open: dict[object, _BatchSource] = {}
+        self._open: dict[object, _Epoch] = {}
         self._last: object = None
         self._met: set[Rows] = set()
         self.ahead = 0
@@ -103,7 +103,7 @@ class BatchOrder:
         """Record that a batch was handed out."""
         for each in [each for each, one in self._open.items() if one.is_over and (each == source or one.newer is None)]:
             del self._open[each]
-        one = self._open.setdefault(source, _BatchSource())
+        one = self._open.setdefault(source, _Epoch())
         one.handed += 1
         one.recent.append((rows, ()))
         if one.newer is not None:

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Callable
+from multiprocessing.pool import ThreadPool
 from typing import Any
 from unittest import mock
 
@@ -92,6 +93,33 @@ def ask_a_loop(program: Callable[[], hetero.Context | None], waits: bool) -> str
 
 def run_a_loop(program: Callable[[], hetero.Context | None]) -> str:
     return asyncio.run(use_it_in_a_loop(program(), waits=True))
+
+
+THREADS: list[ThreadPool] = []
+
+WAYS: dict[str, Callable[[ThreadPool, Any], str]] = {
+    "apply": lambda pool, given: pool.apply(use_the_program, (given,)),
+    "apply_async": lambda pool, given: pool.apply_async(use_the_program, kwds={"ctx": given}).get(LONG_S),
+    "map": lambda pool, given: pool.map(use_the_program, [given])[0],
+    "starmap_async": lambda pool, given: pool.starmap_async(use_the_program, [(given,)]).get(LONG_S)[0],
+    "imap": lambda pool, given: next(pool.imap(use_the_program, [given])),
+    "imap_unordered": lambda pool, given: next(pool.imap_unordered(use_the_program, [given], 2)),
+}
+
+
+def ask_threads(program: Callable[[], hetero.Context | None]) -> list[str]:
+    return [ask(THREADS[0], program()) for ask in WAYS.values()]
+
+
+@pytest.mark.parametrize("way", [{"engine": "inline"}, {"isolation": "thread"}])
+def test_a_thread_pool_of_multiprocessing_works_for_the_task_that_uses_it(way: dict[str, Any]) -> None:
+    with ThreadPool(1) as pool, hetero.Context(devices="1xcpu", history=False, **way) as program:
+        THREADS[:] = [pool]
+        holder = [program]
+        assert all("in its own thread; submit there" in each for each in program.run(ask_threads, lambda: None))
+        assert all("keep its device" in each for each in program.run(ask_threads, lambda: holder[0]))
+        assert ask_threads(lambda: program) == ["3"] * len(WAYS)
+    assert "apply_async" not in vars(ThreadPool)
 
 
 @pytest.mark.parametrize("way", [{"engine": "inline"}, {"isolation": "thread"}])

@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.thread import _worker
 from contextvars import ContextVar
@@ -261,11 +261,11 @@ class _Following:
         """Wrap what starts threads and what hands work to pools, unless that is so already."""
         with self._lock:
             self.needs += 1
-            for owner, name, wrap in ((threading.Thread, "start", _started), (ThreadPoolExecutor, "submit", _handed)):
+            for owner, name, wrap in _followed():
                 found = getattr(owner, name)
                 if not any(found is ours for *_, ours in self._wraps):
                     ours = wrap(found)
-                    self._wraps.append((owner, name, found, ours))
+                    self._wraps.append((owner, name, vars(owner).get(name), ours))
                     setattr(owner, name, ours)
 
     def end(self) -> None:
@@ -275,8 +275,10 @@ class _Following:
             if self.needs:
                 return
             for owner, name, found, ours in reversed(self._wraps):
-                if getattr(owner, name) is ours:
+                if getattr(owner, name) is ours and found is not None:
                     setattr(owner, name, found)
+                elif getattr(owner, name) is ours:  # it was inherited
+                    delattr(owner, name)
             self._wraps.clear()
 
 
@@ -288,7 +290,8 @@ def follow_threads(owner: object) -> Callable[[], object]:
 
     There, a thread that a task waits for would else be taken for one of the program: it would wait for a task of the
     program, which may wait for the device. A thread works for the task that started it, and what a task hands to a
-    `ThreadPoolExecutor` or to an event loop works for that task, whoever has started the thread.
+    `ThreadPoolExecutor`, a `ThreadPool` or an event loop works for that task, whoever has started the thread. What
+    reaches a thread of others by a queue of the user's own cannot be told from work of the program.
 
     Parameters
     ----------
@@ -342,6 +345,16 @@ def _inherit(thread: threading.Thread, came: _Came) -> None:
 
     begin.came = came  # type: ignore[attr-defined]
     thread.run = begin  # type: ignore[method-assign]
+
+
+def _followed() -> Iterator[tuple[type, str, Callable[[Any], Any]]]:
+    """Yield what starts threads, and what hands work to threads that others may have started."""
+    from multiprocessing.pool import ThreadPool
+
+    yield threading.Thread, "start", _started
+    yield ThreadPoolExecutor, "submit", _handed
+    for name in ("apply_async", "_map_async", "imap", "imap_unordered"):  # all others of its methods call these
+        yield ThreadPool, name, _handed
 
 
 def _handed(submit: Callable[..., Any]) -> Callable[..., object]:

@@ -31,12 +31,14 @@ def _collect(require: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_misspelt_requirement_is_refused() -> None:
     done = _collect("opnecl")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "HETERO_REQUIRE names opnecl" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_an_absent_part_that_is_required_fails_with_one_line() -> None:
     done = _collect("data")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
@@ -44,6 +46,7 @@ def test_an_absent_part_that_is_required_fails_with_one_line() -> None:
     assert "Traceback" not in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ci", "code"), [("true", pytest.ExitCode.TESTS_FAILED), ("", pytest.ExitCode.OK)])
 def test_a_package_that_is_absent_in_continuous_integration_passes_nothing_over(
     ci: str, code: pytest.ExitCode, tmp_path: Path

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.docs.markdown import blocks
 from tests.needs import PROJECT
 
@@ -14,6 +16,7 @@ PAGE = PROJECT / "docs" / "tasks.md"
 _PRINTS = re.compile(r"print\(.*\)  # (?P<said>.*)$", re.M)
 
 
+@pytest.mark.slow
 def test_the_programs_of_the_page_print_what_stands_behind_each_line(tmp_path: Path) -> None:
     program = "\n".join(block.text for block in blocks(PAGE) if block.language == "python")
     expected = [match["said"] for match in _PRINTS.finditer(program)]

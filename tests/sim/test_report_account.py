@@ -46,6 +46,7 @@ def test_parts_are_found_in_the_account_and_a_trace_without_them_is_read() -> No
     assert told.problems == bare.problems == ()
 
 
+@pytest.mark.slow
 def test_an_event_that_is_dropped_makes_the_check_fail() -> None:
     dropped = set()
     for seed in (3, 4, 6, 7):
@@ -99,6 +100,7 @@ def _is_below(seed: int, rough: bool) -> None:
     assert best.seconds <= found.makespan_s + found.span_s * 1e-9 + best.quiet_s, seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rough", [False, True])
 def test_the_lower_bound_is_never_above_what_the_run_took(rough: bool) -> None:
     for seed in range(40):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -67,6 +68,14 @@ def test_a_kernel_is_built_once(backend: Backend) -> None:
     for _ in range(3):
         backend.run(saxpy(backend.device.kind), (1.0, x, x))
     assert len(backend._kernels) == 2  # type: ignore[attr-defined]  the probe's own, and this one
+
+
+def test_a_device_that_computes_wrongly_does_not_open(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules[type(backend).__module__]
+    tiny = module._TINY  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "_TINY", replace(tiny, source=tiny.source.replace("+ 1", "+ 2")))
+    with pytest.raises(DeviceError, match=r"computes wrongly: adding 1 to 0, 1, 2, 3 gave \[2\.0, 3\.0, 4\.0, 5\.0\]"):
+        registry.backend_of(backend.device).open()
 
 
 def test_a_wrong_number_of_arguments_is_refused_with_the_numbers(backend: Backend) -> None:

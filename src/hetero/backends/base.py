@@ -455,6 +455,16 @@ class Backend(ABC):
     def _run(self, implementation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
         return implementation(*args, **kwargs)
 
+    def _try_kernel(self, adds_one: Kernel) -> None:
+        """Run a kernel that adds 1 to each number, while the device opens; raise where it gives anything else."""
+        self.is_open = True
+        try:
+            got = self.copy_out(self.run(adds_one, (np.arange(4, dtype=np.float32),)))
+        finally:
+            self.is_open = False
+        if got.tolist() != [1.0, 2.0, 3.0, 4.0]:
+            raise DeviceError(f"{self.device.id} computes wrongly: adding 1 to 0, 1, 2, 3 gave {got.tolist()}")
+
     def _transfer(self, array: object, peer: Backend) -> object:
         """Copy directly to a peer, or give None."""
         return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import nn
@@ -87,7 +86,7 @@ def drop_channels(model: object, frac: float) -> None:
         _keep_inputs(layers[following][1], kept, channels)
 
 
-def _chain(model: object) -> list[tuple[str, Any]]:
+def _chain(model: object) -> list[tuple[str, nn.Module]]:
     layers = list(_leaves(model, ""))
     for name, layer in layers:
         grouped = isinstance(layer, _CONVOLUTIONS) and layer.groups > 1
@@ -108,20 +107,20 @@ def _leaves(module: object, name: str) -> Iterator[tuple[str, object]]:
         yield from _leaves(child, f"{name}.{part}".lstrip("."))
 
 
-def _kept_channels(layer: Any, frac: float) -> Any:
+def _kept_channels(layer: nn.Module, frac: float) -> torch.Tensor:
     rank = layer.weight.detach().flatten(1).norm(dim=1)
     count = max(1, len(rank) - round(frac * len(rank)))
     return rank.topk(count).indices.sort().values
 
 
-def _keep_outputs(layer: Any, kept: Any) -> None:
+def _keep_outputs(layer: nn.Module, kept: torch.Tensor) -> None:
     layer.weight = nn.Parameter(layer.weight.detach()[kept].clone())
     if layer.bias is not None:
         layer.bias = nn.Parameter(layer.bias.detach()[kept].clone())
     _count_channels(layer)
 
 
-def _keep_inputs(layer: Any, kept: Any, channels: int) -> None:
+def _keep_inputs(layer: nn.Module, kept: torch.Tensor, channels: int) -> None:
     weight = layer.weight.detach()
     each = weight.shape[1] // channels
     columns = (kept[:, None] * each + torch.arange(each)).flatten()
@@ -129,7 +128,7 @@ def _keep_inputs(layer: Any, kept: Any, channels: int) -> None:
     _count_channels(layer)
 
 
-def _keep_norm(layer: Any, kept: Any) -> None:
+def _keep_norm(layer: nn.Module, kept: torch.Tensor) -> None:
     for name, tensor in [*layer.named_parameters(), *layer.named_buffers()]:
         if tensor.dim():
             part = tensor.detach()[kept].clone()
@@ -137,7 +136,7 @@ def _keep_norm(layer: Any, kept: Any) -> None:
     layer.num_features = len(kept)
 
 
-def _count_channels(layer: Any) -> None:
+def _count_channels(layer: nn.Module) -> None:
     outputs, inputs = layer.weight.shape[:2]
     if isinstance(layer, nn.Linear):
         layer.out_features, layer.in_features = outputs, inputs

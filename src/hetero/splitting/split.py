@@ -145,7 +145,7 @@ class _SplitRequest:
     number: int
     model: torch.nn.Module
     layers: tuple[Layer, ...]
-    sample: Any
+    sample: torch.Tensor
     loss: Any
     optimizer: Any
     seed: int
@@ -294,7 +294,7 @@ class Split:
         self._step += 1
         return said[-1].loss
 
-    def _inputs(self, inputs: object) -> Any:
+    def _inputs(self, inputs: object) -> torch.Tensor:
         value, sample = as_tensor("inputs", inputs), self._asked.sample
         if value.shape[1:] != sample.shape[1:] or value.dtype != sample.dtype:
             raise BadValueError(
@@ -357,7 +357,7 @@ class Split:
 
     # --- parameters ----------------------------------------------------------------------------------------
 
-    def gather(self) -> Any:
+    def gather(self) -> torch.nn.Module:
         """Copy the trained parameters into the model, and give it; a lost stage goes back to here.
 
         Raises

@@ -46,6 +46,10 @@ class RandomRefusedError(HeteroError):
     exit_code = ExitCode.USAGE
 
 
+_Function = Callable[..., torch.Tensor]
+"""A function of torch's that draws numbers."""
+
+
 def _mix(z: Any) -> Any:
     """Mix the bits of int64 numbers, NumPy's or torch's (SplitMix64 of Steele, Lea and Flood 2014); products wrap."""
     z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _FIRST
@@ -151,7 +155,7 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
 
     # --- drawing -------------------------------------------------------------------------------------------
 
-    def _bits(self, shape: Sequence[int], what: str, device: object) -> Any:
+    def _bits(self, shape: Sequence[int], what: str, device: object) -> torch.Tensor:
         """Draw whole numbers below 2²⁴ for an array whose first dimension is the samples."""
         samples = len(self._keys)
         first = shape[0] if len(shape) else 0
@@ -173,23 +177,30 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
             bits = _mix(torch.from_numpy(keys).to(device)[:, None] + count[None, :])
         return ((bits >> 40) & 0xFFFFFF).reshape(tuple(shape))
 
-    def uniform(self, shape: Sequence[int], what: str, device: object, dtype: object) -> Any:
+    def uniform(self, shape: Sequence[int], what: str, device: object, dtype: object) -> torch.Tensor:
         """Draw numbers in [0, 1), multiples of 2⁻²⁴, so that every precision has the same."""
         bits = self._bits(shape, what, device)
         return bits.to(dtype if dtype in (torch.float32, torch.float64) else torch.float32) * 2.0**-24
 
-    def normal(self, shape: Sequence[int], what: str, device: object, dtype: object) -> Any:
+    def normal(self, shape: Sequence[int], what: str, device: object, dtype: object) -> torch.Tensor:
         """Draw standard normal numbers (Box and Muller 1958)."""
         radius = torch.sqrt(-2.0 * torch.log(1.0 - self.uniform(shape, what, device, dtype)))
         return (radius * torch.cos(2.0 * math.pi * self.uniform(shape, what, device, dtype))).to(dtype)
 
-    def keep(self, shape: Sequence[int], p: float, what: str, like: Any) -> Any:
+    def keep(self, shape: Sequence[int], p: float, what: str, like: torch.Tensor) -> torch.Tensor:
         """Draw a mask of what dropout with probability p keeps."""
         return (self._bits(shape, what, like.device) >= math.ceil(p * 2**24)).to(like.dtype)
 
     # --- keyed operations ----------------------------------------------------------------------------------
 
-    def _dropout(self, func: Any, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    def _dropout(
+        self,
+        func: _Function,
+        input: torch.Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+    ) -> torch.Tensor:
         training = bool(training)
         if not training or p == 0.0 or not 0.0 <= p <= 1.0:
             return func(input, p, training) if func is torch.dropout else func(input, p, training, inplace)
@@ -197,23 +208,33 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
         return _scaled(input, mask, p, inplace)
 
     def _feature_dropout(
-        self, func: Any, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False
-    ) -> Any:
+        self,
+        func: _Function,
+        input: torch.Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+    ) -> torch.Tensor:
         if not training or p == 0.0:
             return func(input, p, training, inplace)
         shape = (*input.shape[:2], *([1] * (input.dim() - 2)))
         return _scaled(input, self.keep(shape, p, func.__name__, input), p, inplace)
 
     def _alpha_dropout(
-        self, func: Any, input: Any, p: float = 0.5, training: bool = False, inplace: bool = False
-    ) -> Any:
+        self,
+        func: _Function,
+        input: torch.Tensor,
+        p: float = 0.5,
+        training: bool = False,
+        inplace: bool = False,
+    ) -> torch.Tensor:
         if not training or p == 0.0:
             return func(input, p, training, inplace)
         mask = self.keep(input.shape, p, "alpha_dropout", input)
         scale = ((1 - p) * (1 + p * _ALPHA**2)) ** -0.5
         return scale * (input * mask + _ALPHA * (1 - mask)) - scale * _ALPHA * p
 
-    def _rand(self, func: Any, *size: Any, **options: Any) -> Any:
+    def _rand(self, func: _Function, *size: Any, **options: Any) -> torch.Tensor:
         shape = tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else size
         shape = tuple(options.get("size", shape))
         draw = self.uniform if func.__name__ == "rand" else self.normal
@@ -221,27 +242,27 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
         device = options.get("device") or torch.get_default_device()
         return draw(shape, func.__name__, device, dtype).to(dtype)
 
-    def _rand_like(self, func: Any, input: Any, **options: Any) -> Any:
+    def _rand_like(self, func: _Function, input: torch.Tensor, **options: Any) -> torch.Tensor:
         draw = self.uniform if func.__name__ == "rand_like" else self.normal
         dtype = options.get("dtype") or input.dtype
         return draw(input.shape, func.__name__, input.device, dtype).to(dtype)
 
-    def _bernoulli(self, func: Any, input: Any, p: float | None = None, **_: Any) -> Any:
+    def _bernoulli(self, func: _Function, input: torch.Tensor, p: float | None = None, **_: Any) -> torch.Tensor:
         odds = input if p is None else p
         return (self.uniform(input.shape, "bernoulli", input.device, torch.float32) < odds).to(input.dtype)
 
     def _attention(
         self,
-        func: Any,
-        query: Any,
-        key: Any,
-        value: Any,
-        attn_mask: Any = None,
+        func: _Function,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
         scale: float | None = None,
         **rest: Any,
-    ) -> Any:
+    ) -> torch.Tensor:
         if dropout_p == 0.0:
             return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **rest)
         if rest.get("enable_gqa"):
@@ -257,7 +278,7 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
         weights = torch.softmax(weights, -1)
         return _scaled(weights, self.keep(weights.shape, dropout_p, "attention", weights), dropout_p, False) @ value
 
-    def _many_heads(self, func: object, *args: object, **kwargs: object) -> Any:
+    def _many_heads(self, func: object, *args: object, **kwargs: object) -> torch.Tensor:
         self._by_rows = True
         try:
             with self:
@@ -265,7 +286,7 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
         finally:
             self._by_rows = False
 
-    def _recurrent(self, func: Any, *args: Any) -> Any:
+    def _recurrent(self, func: Callable[..., tuple[torch.Tensor, ...]], *args: Any) -> tuple[torch.Tensor, ...]:
         place = 5 if isinstance(args[3], bool) else 6
         if args[place + 1] and args[place] > 0.0:
             raise RandomRefusedError(
@@ -275,7 +296,7 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
         return func(*args)
 
 
-def _scaled(input: Any, mask: Any, p: float, inplace: bool) -> Any:
+def _scaled(input: torch.Tensor, mask: torch.Tensor, p: float, inplace: bool) -> torch.Tensor:
     factor = mask * (1.0 / (1.0 - p)) if p < 1.0 else mask * 0.0
     return input.mul_(factor) if inplace else input * factor
 

@@ -7,9 +7,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  torch's own word
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hetero
@@ -297,6 +299,69 @@ def fetched_ahead_by_hand() -> None:
     told("by hand", fleet.sum(seen), size(model))
 
 
+def norms_penalties_and_overflow() -> None:
+    """Spectral norms change in forward, a penalty differentiates twice, a checkpoint goes backwards on its way."""
+    first = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8)), nn.Dropout(0.2), nn.Tanh())
+    last, scaler = nn.Linear(8, 3), torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    optimizer = torch.optim.SGD([{"params": first.parameters()}, {"params": last.parameters(), "lr": 0.2}], 0.1)
+    first, last, optimizer, scaler, loader = fleet.prepare(
+        first, last, optimizer, scaler, DataLoader(TensorDataset(*classes(64)), 16)
+    )
+    for number, (inputs, targets) in enumerate(loader):
+        optimizer.zero_grad()
+        inputs.requires_grad_()
+        out = last(checkpoint(first, inputs, use_reentrant=False))
+        (slope,) = torch.autograd.grad(last(first(inputs)).sum(), inputs, create_graph=True)
+        reentrant = last(checkpoint(first, inputs, use_reentrant=True)).pow(2).mean()
+        loss = F.cross_entropy(out, targets) + ((slope.norm(dim=1) - 1) ** 2).mean() + reentrant
+        scaler.scale(loss * float("inf") if number == 2 else loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    told("norms", size(first), size(last), *(each.sum() for each in first.buffers()), scaler.get_scale())
+
+
+class Record:
+    def __init__(self, inputs: Any, targets: Any) -> None:
+        self.inputs, self.targets = inputs, targets
+
+
+def batches_of_every_form() -> None:
+    def objects(rows: list[Any]) -> Record:
+        return Record(torch.stack([row[0] for row in rows]), torch.tensor([row[1] for row in rows]))
+
+    def ragged(rows: list[Any]) -> Any:
+        inputs, targets = zip(*rows, strict=True)
+        return tuple(each[: 2 + len(inputs) % 3] for each in inputs), targets
+
+    def mixed(rows: list[Any]) -> dict[str, Any]:
+        found, share = objects(rows), np.random.default_rng(3).random() + np.random.rand()
+        inputs = found.inputs * share + found.inputs[torch.randperm(len(rows))]
+        return {"names": ["a row"] * len(rows), "more": (inputs, found.targets)}
+
+    rows = list(zip(*classes(38), strict=True))
+    sampler = torch.utils.data.BatchSampler(torch.utils.data.RandomSampler(rows), 8, drop_last=False)
+    for collate in (objects, ragged, mixed):
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        loader = DataLoader(rows, batch_sampler=sampler, collate_fn=collate)
+        model, optimizer, loader = fleet.prepare(model, optimizer, loader)
+        for batch in loader:
+            optimizer.zero_grad()
+            if isinstance(batch, Record):
+                loss = F.cross_entropy(model(batch.inputs), batch.targets)
+            elif isinstance(batch, dict):
+                inputs, targets = batch["more"]
+                assert len(batch["names"]) == len(inputs)
+                loss = F.cross_entropy(model(inputs), targets)
+            else:
+                short = torch.stack([F.linear(each, model.weight[:, : len(each)]).sum() for each in batch[0]])
+                loss = (short - torch.tensor(batch[1])).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+        told("forms", size(model))
+
+
 torch.manual_seed(7)
+np.random.seed(7)
 for each in sys.argv[1:]:
     globals()[each]()

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 LOOPS = Path(__file__).with_name("launched_loops.py")
 PATIENCE_S = 240.0
-INIT = "import os, signal, sys, torch, hetero\nfleet = hetero.train.init()\n"
+INIT = "import os, random, signal, sys, torch, hetero\nfleet = hetero.train.init()\n"
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -60,7 +60,8 @@ ENTROPY = "torch.nn.functional.cross_entropy(out, targets)"
 ALL = [
     "dropout_schedule_and_clipping", "losses_of_every_kind", "two_models_that_play_against_each_other", "a_closure",
     "accumulated_with_hooks", "batch_norm_and_evaluation", "a_stream_of_dicts_and_no_optimizer", "padding_and_dropout",
-    "the_batch_in_the_second_dimension", "recurrent_networks_with_dropout",
+    "the_batch_in_the_second_dimension", "recurrent_networks_with_dropout", "norms_penalties_and_overflow",
+    "batches_of_every_form",
 ]  # fmt: skip
 LATER = [
     "dropout_schedule_and_clipping", "padding_and_dropout", "the_batch_in_the_second_dimension",
@@ -113,9 +114,10 @@ def test_a_loop_prints_what_one_device_prints(loops: list[str], steps: int, tmp_
     [
         ("inputs = inputs - inputs.mean(0)", ENTROPY, "differ from those of one device"),
         ("for _ in inputs: torch.rand(3)", ENTROPY, "drawn different random numbers"),
+        ("inputs = inputs + torch.tensor([[random.random()] for _ in inputs])", ENTROPY, "different random numbers"),
         ("torch.distributions.Gamma(inputs.abs(), 1.0).sample()", ENTROPY, "script.py, line 11: torch._standard_gamma"),
     ],
-    ids=["centred", "drawn for each sample", "gamma"],
+    ids=["centred", "drawn for each sample", "by Python", "gamma"],
 )
 def test_what_mixes_samples_is_refused_in_one_line(before: str, loss: str, words: str, tmp_path: Path) -> None:
     found = launched(tmp_path, written(tmp_path, MODEL.format(before=before, loss=loss)))
@@ -177,6 +179,11 @@ for (inputs,) in loader:
     optimizer.step()
 fleet.print(*refused, sep="\\n")
 fleet.print("batch", fleet.global_batch, repr(model.weight.sum().item()))
+inputs = next(iter(loader))[0]
+gradients = torch.autograd.grad(model(inputs).pow(2).mean(), list(model.parameters()))
+for parameter, gradient in zip(model.parameters(), gradients):
+    parameter.grad = gradient
+fleet.print(of(optimizer.step))
 context = multiprocessing.get_context("fork")
 answers = context.Queue()
 child = context.Process(target=lambda: answers.put(str(of(fleet.sum, 1.0))))
@@ -197,6 +204,7 @@ SAID = [
     "backward() was called on a tensor of shape",
     "SGD steps 2 parameters that were not prepared",
     "batch 8 ",
+    "SGD steps by gradients that no backward() has brought",
     "was started by the script itself, and takes no part",
     "ValueError",
 ]

@@ -135,6 +135,8 @@ class Member(fleet.TrainingFleet):
         self._by_split = False
         self._has_loader = False
         self._given = 0
+        self._exchanges = self._handed_out = 0
+        self._at_step: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._reductions = 0
         self._ways: dict[tuple[str, ...], tuple[Meaning, ...]] = {}
         self._pending: list[tuple[Tensor, Tensor]] = []
@@ -198,6 +200,13 @@ class Member(fleet.TrainingFleet):
         self._draws.install()
         global_norm.install(self._group_for)
         register_optimizer_step_pre_hook(self._about_to_step)
+        enter = torch.autocast.__enter__
+
+        def entered(context: torch.autocast) -> object:
+            self._first_steps.rough |= bool(context._enabled)
+            return enter(context)
+
+        torch.autocast.__enter__ = entered
 
     def _group_for(self, batch: Tensor) -> _Timed | None:
         """Return over whom a batch is normalised: nobody else where it is none that was cut."""
@@ -245,6 +254,13 @@ class Member(fleet.TrainingFleet):
 
     def _about_to_step(self, optimizer: Optimizer, *_: object) -> None:
         _raise_if(mistakes.unprepared(optimizer, self._known))
+        if self._is_alone or self._is_left:
+            return
+        now = (self._exchanges, self._handed_out)
+        before = self._at_step.get(optimizer, (0, 0))
+        if now[0] == before[0] and now[1] > before[1]:
+            _raise_if(mistakes.without_backward(optimizer))
+        self._at_step[optimizer] = now
 
     def _with_whole_losses(self, _: Optimizer, args: tuple[Batch, ...], options: dict[str, Batch]) -> Batch:
         """Wrap the closure of an optimizer to return the loss of the whole batch: decisions rest on it."""
@@ -319,6 +335,7 @@ class Member(fleet.TrainingFleet):
             return True
         if any(not shares[rank] for rank in self._members) and self._leave(shares, source):
             return False
+        self._handed_out += 1
         self._order.handed(source, rows)
         if self._is_alone:
             return True
@@ -347,10 +364,14 @@ class Member(fleet.TrainingFleet):
         if rows is not None:
             self._draws.rows = self._drawn_for(rows)
 
-    def end_of_batches(self, source: object) -> None:
-        """Record that an epoch is over, and that what is drawn from here on is not for a batch."""
-        self._order.ended(source)
+    def between_batches(self) -> None:
+        """Record that what is drawn from here on is not for a part of a batch."""
         self._draws.rows = None
+
+    def end_of_batches(self, source: object) -> None:
+        """Record that an epoch is over."""
+        self._order.ended(source)
+        self.between_batches()
 
     def place(self, batch: Batch) -> Batch:
         """Return a batch on this process's device."""
@@ -404,7 +425,7 @@ class Member(fleet.TrainingFleet):
         self._check_own()
         if self._is_left:
             self._leave_now()
-        if self._is_alone:
+        if self._is_alone or self._is_within:  # checkpoints of activations go backwards on their way
             fleet.backward(loss, **kwargs)
             return
         if kwargs.get("create_graph"):
@@ -428,10 +449,11 @@ class Member(fleet.TrainingFleet):
         self._order.used()
         stashed = self._set_aside()
         self._loss = None
+        self._exchanges += 1
         with hooks_held(self._managed) as hooks:
             self._syncs = not self._defers or bool(hooks)  # a hook sees the gradient of each pass
             if self._checks:
-                fleet.backward(loss, **options)
+                self._back(loss, options)
             else:
                 self._weighted(loss, weight, options)
         if not self._syncs:
@@ -514,8 +536,13 @@ class Member(fleet.TrainingFleet):
                 hook.remove()
 
     def _back(self, loss: Tensor, options: dict[str, Batch]) -> None:
+        """Go backwards as torch does; what is called on the way is torch's own, too."""
         begun_s, waited_s = clock.monotonic_s(), self._waited_s
-        fleet.backward(loss, **options)
+        self._is_within = True
+        try:
+            fleet.backward(loss, **options)
+        finally:
+            self._is_within = False
         self._torch_s += clock.monotonic_s() - begun_s - (self._waited_s - waited_s)
 
     def _factors(self, terms: Sequence[Term], way: Sequence[Meaning]) -> list[float]:
@@ -603,6 +630,7 @@ class Member(fleet.TrainingFleet):
     _torch_s = 0.0
     _factor: float | None = None
     _loss: float | None = None
+    _is_within = False
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -832,6 +860,7 @@ class Member(fleet.TrainingFleet):
         """See `TrainingFleet.sum`."""
         self._check_own()
         given = torch.as_tensor(value).detach()
+        self._exchanges += 1
         if self._is_left or self._others_left:
             given = self._with_what_others_left(given, lambda own, other: own + other.to(own.device))
         if self._checks or self._is_left or self._is_alone:
@@ -974,7 +1003,8 @@ def _launched_autograd_backward(
     inputs: Tensor | Sequence[Tensor] | None = None,
 ) -> None:
     """Stand in for `torch.autograd.backward`, by which torch's own method of tensors goes, too."""
-    if sys._getframe(1).f_code is fleet.backward.__code__:
+    member = fleet.init()
+    if sys._getframe(1).f_code is fleet.backward.__code__ or (isinstance(member, Member) and member._is_within):
         _autograd_backward(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
         return
     first, *others = [tensors] if isinstance(tensors, Tensor) else list(tensors)

@@ -6,6 +6,7 @@ It must not run a backward pass or weight one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -125,7 +126,7 @@ class FirstSteps:
     group
         Of all members and, as the last one, the process that computes whole batches.
     rough
-        Whether the numbers are those of different kinds of device.
+        Whether the numbers are those of different kinds of device, or of half precision; may be set later.
 
     Attributes
     ----------
@@ -137,7 +138,7 @@ class FirstSteps:
 
     def __init__(self, group: Group, *, rough: bool) -> None:
         self._group = group
-        self._rough = rough
+        self.rough = rough
         self._whole: list[tuple[ParameterRows, torch.dtype, Tensor]] | None = None
         self._sizes: dict[ParameterRows, float] = {}
         self.is_over = group.world_size == 1
@@ -177,15 +178,21 @@ class FirstSteps:
         return f"{where} ({worst:.2g} of the whole gradient)" if where else ""
 
     def _apart(self, each: ParameterRows, dtype: torch.dtype, whole: Tensor) -> float:
-        """Return the difference, relative to the largest gradient so far: near a minimum all of one is rounding."""
+        """Return the difference, relative to the largest gradient so far: near a minimum all of one is rounding.
+
+        Where both have overflown, as a `GradScaler` lets them at first, they are alike.
+        """
         norm = torch.linalg.vector_norm
         numbers = each.row(dtype).numbers
-        self._sizes[each] = max(self._sizes.get(each, _LEAST), float(norm(whole)), float(norm(numbers)))
+        sizes = float(norm(whole)), float(norm(numbers))
+        if not any(map(math.isfinite, sizes)):
+            return 0.0
+        self._sizes[each] = max(self._sizes.get(each, _LEAST), *filter(math.isfinite, sizes))
         return float(norm(whole - numbers)) / self._sizes[each]
 
     def _limit(self, dtype: torch.dtype) -> float:
         limit = _TOLERANCES.get(dtype, _ROUGH_TOLERANCE)
-        return max(limit, _ROUGH_TOLERANCE) if self._rough or torch.is_autocast_enabled("cpu") else limit
+        return max(limit, _ROUGH_TOLERANCE) if self.rough else limit
 
 
 def _furthest(each: ParameterRows, row: _Row, whole: Tensor) -> str:

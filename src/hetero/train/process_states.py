@@ -6,6 +6,7 @@ It must not talk to the others.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from zlib import crc32
 
@@ -78,15 +79,19 @@ def draws_refused() -> BadValueError:
     return BadValueError(
         "the processes have drawn different random numbers: a part of the script that draws runs in one process only, "
         "as an evaluation under fleet.is_main, or something draws for each sample of its part in a way that cannot be "
-        "cut to the rows of a batch, as a loop over samples",
+        "cut to the rows of a batch, as random.random() for each",
         remedy="run it in all processes and print in the main one, draw with torch.rand, torch.randn or "
         "torch.nn.functional.dropout, or start with --no-strict",
     )
 
 
 def drawn() -> float:
-    """Return a number that tells the state of torch's generator."""
-    return float(crc32(torch.get_rng_state().numpy()))
+    """Return a number that tells the states of torch's, NumPy's and Python's generators."""
+    numpys: Batch = np.random.get_state()
+    _, pythons, spare = random.getstate()
+    others = hash((numpys[2], pythons, spare or 0.0)) & 0xFFFFFFFF  # of numbers: the same in all processes
+    found = crc32(torch.get_rng_state().numpy(), crc32(numpys[1], others))
+    return float(found)
 
 
 def checksum(batch: Batch) -> int:

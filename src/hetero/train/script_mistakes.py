@@ -23,7 +23,7 @@ from hetero.train.shared_loader import Batch
 
 __all__ = [
     "check_loss", "hidden_devices", "last_words", "loader_numbers", "loaders_differ", "uninitialized",
-    "unprepared",
+    "unprepared", "without_backward",
 ]  # fmt: skip
 
 _OF_OTHER_LAUNCHERS = ("environment variable RANK expected", "process group has not been initialized")
@@ -125,6 +125,27 @@ def unprepared(optimizer: Optimizer, prepared: Collection[int]) -> BadValueError
         f"{type(optimizer).__name__} steps {strange} parameters that were not prepared, so that each process has "
         "gradients of its own part of a batch",
         remedy="give fleet.prepare() the model, or the optimizer after its last group was added",
+    )
+
+
+def without_backward(optimizer: Optimizer) -> BadValueError | None:
+    """Return what is wrong where an optimizer steps by gradients that are no backward pass's of the batch.
+
+    Examples
+    --------
+    >>> import torch
+    >>> weights = torch.ones(2, requires_grad=True)
+    >>> without_backward(torch.optim.SGD([weights], 0.1))
+    >>> weights.grad = torch.ones(2)
+    >>> without_backward(torch.optim.SGD([weights], 0.1)).problem
+    'SGD steps by gradients that no backward() has brought, so that they are those of a part of a batch'
+    """
+    if all(each.grad is None for group in optimizer.param_groups for each in group["params"]):
+        return None
+    return BadValueError(
+        f"{type(optimizer).__name__} steps by gradients that no backward() has brought, so that they are those of a "
+        "part of a batch",
+        remedy="call backward() of the loss in place of torch.autograd.grad, or add them up with fleet.sum",
     )
 
 

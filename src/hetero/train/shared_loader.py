@@ -63,6 +63,10 @@ class BatchOwner(Protocol):
         """Return a batch on this process's device."""
         ...
 
+    def between_batches(self) -> None:
+        """Record that what is drawn until the next batch is handed out is for all of it, as in a `collate_fn`."""
+        ...
+
     def end_of_batches(self, source: object) -> None:
         """Record that an epoch is over, and that what is drawn from here on is not for a batch."""
         ...
@@ -274,6 +278,7 @@ class SharedLoader:
                 if not rows.count and not torch.is_grad_enabled():  # nothing is to be counted twice
                     batch = part_of(batch, Rows(0, 0, 1))
                 yield self._fleet.place(batch)
+                self._fleet.between_batches()
         finally:
             self._fleet.end_of_batches(self)
 

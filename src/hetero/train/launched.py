@@ -127,6 +127,7 @@ class Member(fleet.TrainingFleet):
             group.deadline_s = told.options.timeout_s
         self._mixed = len(set(self._kinds())) > 1
         self._first_steps = FirstSteps(self._everybody, rough=self._mixed)
+        self._first_steps.is_over |= not told.has_check
         self._managed: list[ParameterRows] = []
         self._known: set[int] = set()
         self._steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()

@@ -19,6 +19,7 @@ from typing import NoReturn
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -41,7 +42,7 @@ from hetero.train import script_mistakes as mistakes
 from hetero.train.launch import LaunchedProcess
 from hetero.train.leaving import BatchOrder, call_site, silence
 from hetero.train.loss_terms import Meaning, Term, meanings_of, terms_of
-from hetero.train.parameter_rows import FirstSteps, ParameterRows, hooks_held, run_hooks
+from hetero.train.parameter_rows import FirstSteps, ParameterRows, Row, hooks_held, run_hooks
 from hetero.train.share_planner import LearnedShares, StepTimes, counts_of
 from hetero.train.shared_loader import (
     Batch,
@@ -559,7 +560,11 @@ class Member(fleet.TrainingFleet):
                 )
             )
         totals = list(own)
-        if any(count == count for count in own):
+        self._count = None
+        if len(own) == 1 and own[0] == own[0] and self._split and self._syncs and not self._pending:
+            # What all have counted comes with the gradients; until then they are divided by the rows of the batch.
+            self._count, totals = 0.0 if none else own[0], [float(rows.whole)]
+        elif any(count == count for count in own):
             counts = [0.0 if none or count != count else count for count in own]
             row = torch.tensor(counts, dtype=torch.float64)
             with self._ended_together():
@@ -589,29 +594,44 @@ class Member(fleet.TrainingFleet):
         self._add(self._pending)
         touched = self._touched()
         used = [float(one.grad is not None) for each in touched for one in each.parameters]
-        value = float(loss.detach()) * self._factor if self._factor is not None and loss.numel() == 1 else 0.0
+        value = float(loss.detach()) * self._factor if self._factor and loss.numel() == 1 else 0.0
         own = states.of_process(self._given, list(self._steps), self._managed, self._reductions)
         if self._mixed:  # each kind of device has a generator of its own
             own = (0.0, *own[1:])
         table = np.zeros((3 + len(own), self._world))
         table[:, self.rank] = [busy_s, *self._last_step, *own]
-        header = torch.tensor([value, *table.reshape(-1), *used], dtype=torch.float64)
-        self._group.all_reduce(header)
-        numbers: list[float] = header.tolist()
-        each_s, steps_s, owns_s, *rows = np.array(numbers[1 : 1 + table.size]).reshape(table.shape).tolist()
-        alike = [[row[rank] for rank in self._members] for row in rows]
-        error = states.trouble(*alike)
+        header = np.array([value, self._count or 0.0, *table.reshape(-1), *used])
+        rows = [each.take(dtype) for each in touched for dtype in each.dtypes]
+        numbers = self._added_up(rows, header)
+        each_s, steps_s, owns_s, *told = numbers[2 : 2 + table.size].reshape(table.shape).tolist()
+        error = states.trouble(*([row[rank] for rank in self._members] for row in told))
         if error is not None and self._options.strict:
             self._end_with(error)
         if error is not None:
             self._note(f"{error.problem}, and --no-strict goes on")
-        flags = iter(numbers[1 + table.size :])
+        ratio = 1.0 if self._count is None or not numbers[1] else self._order.in_use.whole / float(numbers[1])
+        flags = iter((numbers[2 + table.size :] > 0.0).tolist())
+        taken = iter(rows)
         for each in touched:
-            each.add_up(self._group, [next(flags) > 0.0 for _ in each.parameters])
-        self._loss = numbers[0] if self._factor is not None and loss.numel() == 1 else None
+            flagged = [next(flags) for _ in each.parameters]
+            for _ in each.dtypes:
+                each.give(next(taken), flagged, ratio)
+        self._loss = float(numbers[0]) * ratio if self._factor is not None and loss.numel() == 1 else None
         self._learn(each_s, steps_s[0], owns_s[0])
         self._begun_s, self._waited_s = clock.monotonic_s(), 0.0
         self._throttle.restart()
+
+    def _added_up(self, rows: Sequence[Row], header: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Add rows and a header up over the processes, the header in the first row; returns that of all."""
+        if not rows:
+            whole = torch.from_numpy(header)
+            self._group.all_reduce(whole)
+            return header
+        first, *others = rows
+        numbers = first.added_up(self._group, header)
+        for row in others:
+            self._group.all_reduce(row.numbers)
+        return numbers
 
     def _touched(self) -> list[ParameterRows]:
         return [each for each in self._managed if each.has_gradients]
@@ -630,6 +650,7 @@ class Member(fleet.TrainingFleet):
 
     _torch_s = 0.0
     _factor: float | None = None
+    _count: float | None = None
     _loss: float | None = None
     _is_within = False
 

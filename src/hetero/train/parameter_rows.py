@@ -12,24 +12,47 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hetero.comm.group import Group
 
-__all__ = ["FirstSteps", "Held", "ParameterRows", "hooks_held", "run_hooks"]
+__all__ = ["FirstSteps", "Held", "ParameterRows", "Row", "hooks_held", "run_hooks"]
 
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}
 _ROUGH_TOLERANCE = 0.05
 _LEAST = 1e-30
+_ROOM = 96
 
 
-class _Row(NamedTuple):
-    """What travels of the parameters of one dtype: their indices, the numbers, and a view for each parameter."""
+class Row(NamedTuple):
+    """What travels of the parameters of one dtype: their indices, the numbers, and a view for each parameter.
+
+    Attributes
+    ----------
+    buffer
+        The numbers, and room for a header behind them.
+    """
 
     indices: list[int]
     numbers: Tensor
     views: list[Tensor]
+    buffer: Tensor
+
+    def added_up(self, group: Group, header: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Replace the numbers by their sums over a group; returns the sums of a header that travels with them."""
+        end = len(self.numbers)
+        if len(self.buffer) < end + len(header):  # there are more processes, or parameters, than room was made for
+            buffer = torch.cat([self.numbers, torch.from_numpy(header).to(self.numbers)])
+            group.all_reduce(buffer)
+            self.numbers.copy_(buffer[:end])
+            return np.asarray(buffer[end:].double().numpy())
+        self.buffer[end:].zero_()
+        self.buffer[end : end + len(header)] = torch.from_numpy(header)
+        group.all_reduce(self.buffer)
+        return np.asarray(self.buffer[end : end + len(header)].double().numpy())
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +70,7 @@ class ParameterRows:
     label: str
     names: list[str]
     parameters: list[Tensor]
-    _rows: dict[torch.dtype, _Row] = field(default_factory=dict)
+    _rows: dict[torch.dtype, Row] = field(default_factory=dict)
 
     @property
     def has_gradients(self) -> bool:
@@ -59,21 +82,23 @@ class ParameterRows:
         """Those of the parameters that are trained."""
         return list(dict.fromkeys(each.dtype for each in self.parameters if each.requires_grad))
 
-    def row(self, dtype: torch.dtype) -> _Row:
+    def row(self, dtype: torch.dtype) -> Row:
         """Return the row of a dtype; made anew where other parameters are trained than before."""
         indices = [index for index, each in enumerate(self.parameters) if each.dtype == dtype and each.requires_grad]
         if dtype not in self._rows or self._rows[dtype].indices != indices:
             kind = torch.float64 if dtype == torch.float64 else torch.float32
-            flat = torch.zeros(sum(self.parameters[index].numel() for index in indices), dtype=kind)
+            size = sum(self.parameters[index].numel() for index in indices)
+            buffer = torch.zeros(size + len(self.parameters) + _ROOM, dtype=kind)
+            flat = buffer[:size]
             views, begin = [], 0
             for index in indices:
                 like = self.parameters[index]
                 views.append(flat[begin : begin + like.numel()].view(like.shape))
                 begin += like.numel()
-            self._rows[dtype] = _Row(indices, flat, views)
+            self._rows[dtype] = Row(indices, flat, views, buffer)
         return self._rows[dtype]
 
-    def take(self, dtype: torch.dtype) -> _Row:
+    def take(self, dtype: torch.dtype) -> Row:
         """Copy the gradients of a dtype into their row; zeros where there is none."""
         row = self.row(dtype)
         there = [number for number, index in enumerate(row.indices) if self.parameters[index].grad is not None]
@@ -84,8 +109,10 @@ class ParameterRows:
             torch._foreach_copy_([row.views[number] for number in there], gradients)
         return row
 
-    def give(self, row: _Row, used: Sequence[bool]) -> None:
-        """Copy a row back into the gradients; a parameter that no process used has none."""
+    def give(self, row: Row, used: Sequence[bool], factor: float = 1.0) -> None:
+        """Copy a row, multiplied by a factor, back into the gradients; a parameter that no process used has none."""
+        if factor != 1.0:
+            row.numbers.mul_(factor)
         copied = []
         for number, index in enumerate(row.indices):
             parameter = self.parameters[index]
@@ -98,19 +125,6 @@ class ParameterRows:
         if copied:
             gradients = [self.parameters[row.indices[number]].grad for number in copied]
             torch._foreach_copy_(gradients, [row.views[number] for number in copied])
-
-    def add_up(self, group: Group, used: Sequence[bool]) -> None:
-        """Replace the gradients by their sums over a group.
-
-        Parameters
-        ----------
-        used
-            Whether some process has a gradient of a parameter.
-        """
-        for dtype in self.dtypes:
-            row = self.take(dtype)
-            group.all_reduce(row.numbers)
-            self.give(row, used)
 
 
 def _dense(gradient: Tensor) -> Tensor:
@@ -195,7 +209,7 @@ class FirstSteps:
         return max(limit, _ROUGH_TOLERANCE) if self.rough else limit
 
 
-def _furthest(each: ParameterRows, row: _Row, whole: Tensor) -> str:
+def _furthest(each: ParameterRows, row: Row, whole: Tensor) -> str:
     """Return the name of the parameter whose gradients are furthest apart."""
     begin, found = 0, []
     for view, index in zip(row.views, row.indices, strict=True):

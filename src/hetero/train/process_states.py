@@ -23,6 +23,7 @@ __all__ = ["checksum", "drawn", "draws_refused", "of_process", "trouble"]
 
 _SETTINGS = ("lr", "momentum", "weight_decay", "eps")
 _CHECKED_VALUES = 4096
+_BITS = 0xFFFFFF  # that travel with gradients of float32, unchanged
 _WEIGHTS_EVERY = 8
 _WEIGHTS_APART = 1e-3
 
@@ -37,9 +38,11 @@ def of_process(
     given
         Checksum of what the script split.
     number
-        Of the backward pass; another parameter is told each time, and at most passes none.
+        Of the backward pass; another parameter is told each time, and at most passes none, nor NumPy's and Python's
+        generators.
     """
-    return drawn(), float(given), float(_settings(optimizers)), _some_weights(managed, number)
+    some = drawn() if not number % _WEIGHTS_EVERY else float(crc32(torch.get_rng_state().numpy()) & _BITS)
+    return some, float(given & _BITS), float(_settings(optimizers) & _BITS), _some_weights(managed, number)
 
 
 def trouble(
@@ -91,7 +94,7 @@ def drawn() -> float:
     _, pythons, spare = random.getstate()
     others = hash((numpys[2], pythons, spare or 0.0)) & 0xFFFFFFFF  # of numbers: the same in all processes
     found = crc32(torch.get_rng_state().numpy(), crc32(numpys[1], others))
-    return float(found)
+    return float(found & _BITS)
 
 
 def checksum(batch: Batch) -> int:

@@ -42,7 +42,7 @@ from hetero.train import script_mistakes as mistakes
 from hetero.train.launch import LaunchedProcess
 from hetero.train.leaving import BatchOrder, call_site, silence
 from hetero.train.loss_terms import Meaning, Term, meanings_of, terms_of
-from hetero.train.parameter_rows import FirstSteps, ParameterRows, Row, hooks_held, run_hooks
+from hetero.train.parameter_rows import FirstSteps, GradientRow, ParameterRows, hooks_held, run_hooks
 from hetero.train.share_planner import LearnedShares, StepTimes, counts_of
 from hetero.train.shared_loader import (
     Batch,
@@ -621,7 +621,7 @@ class Member(fleet.TrainingFleet):
         self._begun_s, self._waited_s = clock.monotonic_s(), 0.0
         self._throttle.restart()
 
-    def _added_up(self, rows: Sequence[Row], header: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _added_up(self, rows: Sequence[GradientRow], header: NDArray[np.float64]) -> NDArray[np.float64]:
         """Add rows and a header up over the processes, the header in the first row; returns that of all."""
         if not rows:
             whole = torch.from_numpy(header)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hetero.comm.group import Group
 
-__all__ = ["FirstSteps", "Held", "ParameterRows", "Row", "hooks_held", "run_hooks"]
+__all__ = ["FirstSteps", "GradientRow", "Held", "ParameterRows", "hooks_held", "run_hooks"]
 
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}
 _ROUGH_TOLERANCE = 0.05
@@ -27,7 +27,7 @@ _LEAST = 1e-30
 _ROOM = 96
 
 
-class Row(NamedTuple):
+class GradientRow(NamedTuple):
     """What travels of the parameters of one dtype: their indices, the numbers, and a view for each parameter.
 
     Attributes
@@ -70,7 +70,7 @@ class ParameterRows:
     label: str
     names: list[str]
     parameters: list[Tensor]
-    _rows: dict[torch.dtype, Row] = field(default_factory=dict)
+    _rows: dict[torch.dtype, GradientRow] = field(default_factory=dict)
 
     @property
     def has_gradients(self) -> bool:
@@ -82,7 +82,7 @@ class ParameterRows:
         """Those of the parameters that are trained."""
         return list(dict.fromkeys(each.dtype for each in self.parameters if each.requires_grad))
 
-    def row(self, dtype: torch.dtype) -> Row:
+    def row(self, dtype: torch.dtype) -> GradientRow:
         """Return the row of a dtype; made anew where other parameters are trained than before."""
         indices = [index for index, each in enumerate(self.parameters) if each.dtype == dtype and each.requires_grad]
         if dtype not in self._rows or self._rows[dtype].indices != indices:
@@ -95,10 +95,10 @@ class ParameterRows:
                 like = self.parameters[index]
                 views.append(flat[begin : begin + like.numel()].view(like.shape))
                 begin += like.numel()
-            self._rows[dtype] = Row(indices, flat, views, buffer)
+            self._rows[dtype] = GradientRow(indices, flat, views, buffer)
         return self._rows[dtype]
 
-    def take(self, dtype: torch.dtype) -> Row:
+    def take(self, dtype: torch.dtype) -> GradientRow:
         """Copy the gradients of a dtype into their row; zeros where there is none."""
         row = self.row(dtype)
         there = [number for number, index in enumerate(row.indices) if self.parameters[index].grad is not None]
@@ -109,7 +109,7 @@ class ParameterRows:
             torch._foreach_copy_([row.views[number] for number in there], gradients)
         return row
 
-    def give(self, row: Row, used: Sequence[bool], factor: float = 1.0) -> None:
+    def give(self, row: GradientRow, used: Sequence[bool], factor: float = 1.0) -> None:
         """Copy a row, multiplied by a factor, back into the gradients; a parameter that no process used has none."""
         if factor != 1.0:
             row.numbers.mul_(factor)
@@ -209,7 +209,7 @@ class FirstSteps:
         return max(limit, _ROUGH_TOLERANCE) if self.rough else limit
 
 
-def _furthest(each: ParameterRows, row: Row, whole: Tensor) -> str:
+def _furthest(each: ParameterRows, row: GradientRow, whole: Tensor) -> str:
     """Return the name of the parameter whose gradients are furthest apart."""
     begin, found = 0, []
     for view, index in zip(row.views, row.indices, strict=True):

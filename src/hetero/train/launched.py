@@ -779,8 +779,8 @@ class Member(fleet.TrainingFleet):
         return False
 
     def _leave_if_undivided(self) -> None:
-        """Leave the others out of a script that divides nothing: each process computes the same."""
-        undivided = not (self._split or self._has_loader) and self._options.shares == "auto"
+        """Leave the others out of a script that divides nothing, as the check has shown: each computes the same."""
+        undivided = not (self._split or self._has_loader) and self._options.shares == "auto" and self._told.has_check
         if not undivided or self._reductions < _UNDIVIDED or not self._first_steps.is_over or self._is_alone:
             return
         if self.rank:

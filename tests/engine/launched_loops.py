@@ -250,6 +250,15 @@ def epochs_whose_sums_span_all_devices() -> None:
                 counted += float((model(inputs).argmax(1) == targets).sum())
         every = fleet.gather(torch.cat(targets_seen))
         told("epoch", fleet.sum(seen), fleet.sum(right), fleet.sum(counted), len(every), every.sum(), size(model))
+    model, optimizer = small()
+    model, optimizer, loader = fleet.prepare(model, optimizer, DataLoader(data, 16, shuffle=True))
+    seen = 0
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        seen += len(inputs)
+    told("another", fleet.sum(seen), size(model))
 
 
 def batches_split_one_step_ahead() -> None:

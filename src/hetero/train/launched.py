@@ -201,7 +201,7 @@ class Member(fleet.TrainingFleet):
         torch.autograd.backward = _launched_autograd_backward
         self._draws.install()
         global_norm.install(self._group_for)
-        register_optimizer_step_pre_hook(self._about_to_step)
+        self._hooks.append(register_optimizer_step_pre_hook(self._about_to_step))
         enter = torch.autocast.__enter__
 
         def entered(context: torch.autocast) -> object:
@@ -256,8 +256,6 @@ class Member(fleet.TrainingFleet):
 
     def _about_to_step(self, optimizer: Optimizer, *_: object) -> None:
         _raise_if(mistakes.unprepared(optimizer, self._known))
-        if self._is_alone or self._is_left:
-            return
         now = (self._exchanges, self._handed_out)
         before = self._at_step.get(optimizer, (0, 0))
         if now[0] == before[0] and now[1] > before[1]:
@@ -281,6 +279,8 @@ class Member(fleet.TrainingFleet):
 
     def _prepared_loader(self, loader: DataLoader[Batch]) -> Batch:
         self._has_loader = True
+        if self._is_left:
+            return SharedLoader(loader, self)
         if self._is_alone:
             return super()._prepared_loader(loader)
         table = np.zeros((self._all.world_size, 2))
@@ -810,17 +810,17 @@ class Member(fleet.TrainingFleet):
             self._group.deadline_s = self._options.timeout_s
             return
         self._group = Group(0, 1)
+        torch.Tensor.backward = fleet.backward
+        torch.autograd.backward = _autograd_backward
         self._put_back()
-        for hook in self._hooks:
-            hook.remove()
         self._draws.rows = None
 
     def _put_back(self) -> None:
-        """Put torch's own functions back."""
-        torch.Tensor.backward = fleet.backward
-        torch.autograd.backward = _autograd_backward
+        """Take away what is done in forward passes and steps because there are others."""
         self._draws.uninstall()
         global_norm.uninstall()
+        for hook in self._hooks:
+            hook.remove()
 
     def _go(self) -> None:
         """Take no part any more: the script's epoch ends here, and what it sums then is sent to the main process."""

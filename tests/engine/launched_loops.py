@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hetero
+from hetero.train import share_planner
 
 torch.set_default_dtype(torch.float64)
 fleet = hetero.train.init()
@@ -221,6 +222,23 @@ def recurrent_networks_with_dropout() -> None:
             loss.backward()
             optimizer.step()
             told(kind.__name__, loss)
+
+
+def surely_left_out() -> None:
+    """Have a trial come for sure, and show that the main process is as fast alone, whatever else the machine does."""
+    share_planner._WORTH_A_TRIAL = share_planner._WORTH_OTHERS_FRAC = 1e9
+
+
+def one_of_three_goes() -> None:
+    """Leave the second device out after its tenth step."""
+    observed = share_planner.LearnedShares.observed
+
+    def given(self: Any, counts: tuple[int, ...], *args: Any, **options: Any) -> Any:
+        observed(self, counts, *args, **options)
+        return (9, 0, 7) if self._steps == 10 else None
+
+    share_planner.LearnedShares.observed = given  # type: ignore[method-assign]
+    epochs_whose_sums_span_all_devices()
 
 
 def small() -> tuple[Any, Any]:

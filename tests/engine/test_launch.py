@@ -84,7 +84,7 @@ def same_lines(found: str, wanted: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("loop", LEFT_OUT)
 def test_devices_that_cost_more_than_they_bring_are_left_out(loop: str, tmp_path: Path) -> None:
-    found = launched(tmp_path, LOOPS, loop, devices="1xcpu*0.4,2xcpu")
+    found = launched(tmp_path, LOOPS, "surely_left_out", loop, devices="1xcpu*0.4,1xcpu")
     assert found.returncode == 0, found.stderr
     said = [line for line in found.stderr.splitlines() if "left out" in line]
     assert ["cpu:0" in line for line in said] == [True], found.stderr  # the fastest is the main process
@@ -92,12 +92,20 @@ def test_devices_that_cost_more_than_they_bring_are_left_out(loop: str, tmp_path
 
 
 @pytest.mark.slow
-def test_a_device_stays_where_batches_are_in_use_that_it_has_parts_of(tmp_path: Path) -> None:
-    found = launched(tmp_path, LOOPS, "fetched_ahead_by_hand", options=("--check-steps", "0"))
+def test_the_others_go_on_without_a_device_that_is_left_out(tmp_path: Path) -> None:
+    found = launched(tmp_path, LOOPS, "one_of_three_goes", devices="3xcpu")
     assert found.returncode == 0, found.stderr
-    assert "cpu:0 alone would take" in found.stderr
+    assert "cpu:1 left out" in found.stderr
+    same_lines(found.stdout, alone(tmp_path, LOOPS, "one_of_three_goes"))
+
+
+@pytest.mark.slow
+def test_a_device_stays_where_batches_are_in_use_that_it_has_parts_of(tmp_path: Path) -> None:
+    loops = ("surely_left_out", "fetched_ahead_by_hand")
+    found = launched(tmp_path, LOOPS, *loops, options=("--check-steps", "0"))
+    assert found.returncode == 0, found.stderr
     assert "left out" not in found.stderr
-    same_lines(found.stdout, alone(tmp_path, LOOPS, "fetched_ahead_by_hand"))
+    same_lines(found.stdout, alone(tmp_path, LOOPS, *loops))
 
 
 @pytest.mark.slow

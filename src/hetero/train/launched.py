@@ -135,7 +135,7 @@ class Member(fleet.TrainingFleet):
         self._stepped_now: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._stepped_before: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._by_split = False
-        self._has_loader = False
+        self._has_loader = self._has_copy = False
         self._given = 0
         self._exchanges = self._handed_out = 0
         self._at_step: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
@@ -161,6 +161,8 @@ class Member(fleet.TrainingFleet):
         self._is_left = False
         self._ended: set[object] = set()
         self._others_left = False
+        self._left_out = ""
+        self._places: set[str] = set()
         self._hooks: list[RemovableHandle] = []
         self._noted: set[str] = set()
         self.shares = self._first_shares()
@@ -339,6 +341,12 @@ class Member(fleet.TrainingFleet):
             return False
         self._handed_out += 1
         self._order.handed(source, rows)
+        self._has_copy = not rows.count and torch.is_grad_enabled()
+        if len(self._members) > rows.whole and torch.is_grad_enabled():
+            self._note(
+                f"a batch of {rows.whole} for {len(self._members)} processes: who has no sample of it computes the "
+                "first one with weight 0, and what the script counts of that is one too many"
+            )
         if self._is_alone:
             return True
         self._draws.rows = self._drawn_for(rows)
@@ -800,6 +808,7 @@ class Member(fleet.TrainingFleet):
             )
         self._note(words)
         self._others_left = True
+        self._left_out = ", ".join(self.devices[rank] for rank in gone)
 
     def _regroup(self) -> None:
         """Go on with the members that are left; alone as torch does without hetero."""
@@ -835,6 +844,18 @@ class Member(fleet.TrainingFleet):
         self._line.send("left", self.rank)
         _leave_now()
 
+    def _remember_place(self) -> None:
+        """Record where a script that splits its batches sums up; say so where it does that for all its steps."""
+        if not self._by_split or not self.is_main:
+            return
+        if not self._is_alone:
+            self._places.add(call_site())
+        elif self._left_out and call_site() not in self._places:
+            self._note(
+                f"what is summed up here lacks what {self._left_out} had counted before, as the script splits its "
+                "batches itself; sum up in each step, or start with --shares equal"
+            )
+
     def _with_what_others_left(self, value: Batch, join: Callable[[Batch, Batch], Batch]) -> Batch:
         """Return a value together with what processes that were left out have given at this place."""
         if self._is_left:
@@ -858,6 +879,7 @@ class Member(fleet.TrainingFleet):
     def gather(self, rows: Batch) -> Batch:
         """See `TrainingFleet.gather`."""
         self._check_own()
+        self._remember_place()
         if self._is_left or self._others_left:
             rows = self._with_what_others_left(rows, _joined)
         if self._checks or self._is_left or self._is_alone:
@@ -868,7 +890,7 @@ class Member(fleet.TrainingFleet):
     def _gathered(self, rows: Tensor) -> Tensor:
         own = torch.as_tensor(rows).detach().to("cpu")
         counts = np.zeros(self._world, dtype=np.int64)
-        counts[self.rank] = 0 if self._split and not self._rows.count else len(own)
+        counts[self.rank] = 0 if self._has_copy and len(own) == 1 else len(own)
         self._group.all_reduce(counts)
         begin = int(counts[: self.rank].sum())
         sent = own.to(torch.float64 if own.is_floating_point() else torch.int64)
@@ -883,6 +905,7 @@ class Member(fleet.TrainingFleet):
         self._check_own()
         given = torch.as_tensor(value).detach()
         self._exchanges += 1
+        self._remember_place()
         if self._is_left or self._others_left:
             given = self._with_what_others_left(given, lambda own, other: own + other.to(own.device))
         if self._checks or self._is_left or self._is_alone:
@@ -920,6 +943,12 @@ class Member(fleet.TrainingFleet):
     def _show_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Show what has ended the script: one line where hetero refused something, else as Python does."""
         words = mistakes.last_words(error, trace) if self.is_own else None
+        if words is None and self._split and not self._rows.count and not self._has_copy and not self._is_alone:
+            self._line.send(
+                "note",
+                f"{self.devices[self.rank]} has no sample of a batch of {self._rows.whole} and got an empty one: where "
+                "the script cannot take that, give drop_last=True or another batch size",
+            )
         if words is None:
             self._shown_before(kind, error, trace)
             return

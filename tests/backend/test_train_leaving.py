@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import linecache
+import sys
+from pathlib import Path
+from types import ModuleType
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from hetero.train.leaving import BatchOrder, call_site  # noqa: E402
+from hetero.train import leaving  # noqa: E402
+from hetero.train.leaving import BatchOrder, SummedPlaces  # noqa: E402
 from hetero.train.whole_draws import Rows  # noqa: E402
 
 HALF, MORE, LESS = Rows(0, 4, 8), Rows(0, 6, 8), Rows(0, 2, 8)
@@ -99,10 +105,80 @@ def test_batches_of_unequal_parts_in_one_pass_are_noticed() -> None:
     assert not order.are_several
 
 
-def test_a_place_in_a_script_is_told_by_who_called() -> None:
-    def sites() -> list[str]:
-        return [call_site() for _ in range(2)]
+SAFE = """
+def epoch(model, loader):
+    right, rows = 0, []
+    for batch in loader:
+        batches(__name__)
+        right += batch
+        rows.append(batch)
+    return fleet.sum(right), fleet.gather(torch.cat(rows))
+"""
+UNSAFE = {
+    "of a parameter": "def run(right):\n    return fleet.sum(right)\n",
+    "of a module": "right = 0\ndef run():\n    return fleet.sum(right)\n",
+    "of an object that lasts": "def run(stats):\n    right = stats.right\n    return fleet.sum(right)\n",
+    "of a metric": "def run():\n    right = metric.compute()\n    return fleet.sum(right)\n",
+    "in a module": "right = 0\nif right:\n    fleet.sum(right)\n",
+    "by a parameter": "right = 0\ndef run(devices):\n    return devices.sum(right)\n",
+    "of a closure": "def run():\n    right = 0\n    def add():\n        fleet.sum(right)\n",
+    "by another name": "import hetero\nall_of_us = hetero.train.init()\ndef run(right):\n    all_of_us.gather(right)\n",
+}
 
-    first = sites()
-    assert first[0] == first[1]
-    assert sites() != first
+
+def script(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, **names: object) -> ModuleType:
+    """Return a script that was imported, as `__main__` would have been."""
+    file = folder / "a_script.py"
+    file.write_text(text)
+    module = ModuleType("a_script")
+    module.__dict__.update(names, __file__=str(file))
+    exec(compile(text, str(file), "exec"), module.__dict__)
+    monkeypatch.setitem(sys.modules, "a_script", module)
+    linecache.checkcache()
+    return module
+
+
+class Summing:
+    def __init__(self) -> None:
+        self.places = SummedPlaces(self)
+
+    def sum(self, value: object) -> object:
+        self.places.called()
+        return value
+
+    sum.__code__ = sum.__code__.replace(co_filename=leaving.__file__)  # as the real one, it is no part of the script
+    gather = sum
+
+
+def test_a_process_may_go_between_two_epochs_of_a_function_that_sums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, found = Summing(), []
+
+    def batches(_: str) -> None:
+        found.append(fleet.places.may_leave())
+        fleet.places.handed()
+
+    module = script(tmp_path, monkeypatch, SAFE, fleet=fleet, batches=batches, torch=torch)
+    for _ in range(2):
+        module.epoch(None, [torch.ones(1)] * 3)
+        assert fleet.places.are_safe
+    assert found[:3] == [True, False, False]
+    assert found[4:] == [False, False]
+
+
+@pytest.mark.parametrize("text", UNSAFE.values(), ids=UNSAFE)
+def test_no_process_may_go_where_sums_may_hold_what_it_counted(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Summing()
+    script(tmp_path, monkeypatch, text, fleet=fleet, metric=None)
+    assert not fleet.places.are_safe
+
+
+def test_sums_of_tensors_are_no_sums_over_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Summing()
+    script(tmp_path, monkeypatch, "def run(x, dim):\n    return x.sum() + x.sum(1) + torch.sum(x)\n", fleet=fleet)
+    assert fleet.places.may_leave()
+    fleet.sum(1)  # by a name that no source shows
+    assert not fleet.places.may_leave()

@@ -235,10 +235,11 @@ def one_of_three_goes() -> None:
 
     def given(self: Any, counts: tuple[int, ...], *args: Any, **options: Any) -> Any:
         observed(self, counts, *args, **options)
+        self.shared = counts
         return (9, 0, 7) if self._steps == 10 else None
 
     share_planner.LearnedShares.observed = given  # type: ignore[method-assign]
-    epochs_whose_sums_span_all_devices()
+    epochs_whose_sums_are_those_of_all_devices()
 
 
 def small() -> tuple[Any, Any]:
@@ -246,37 +247,79 @@ def small() -> tuple[Any, Any]:
     return model, torch.optim.SGD(model.parameters(), 0.02, momentum=0.9)
 
 
-def epochs_whose_sums_span_all_devices() -> None:
-    model, optimizer = small()
-    data, few = TensorDataset(*classes(690)), TensorDataset(*classes(33))
-    loader, held_out = DataLoader(data, 16, shuffle=True), DataLoader(few, 16)
-    model, optimizer, loader, held_out = fleet.prepare(model, optimizer, loader, held_out)
-    for _ in range(2):
-        seen, right, targets_seen = 0, torch.tensor(0), []
-        model.train()
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            out = model(inputs)
-            F.cross_entropy(out, targets).backward()
-            optimizer.step()
-            seen, right = seen + len(inputs), right + (out.argmax(1) == targets).sum()
-            targets_seen.append(targets)
-        model.eval()
-        counted = 0.0
-        with torch.no_grad():
-            for inputs, targets in held_out:
-                counted += float((model(inputs).argmax(1) == targets).sum())
-        every = fleet.gather(torch.cat(targets_seen))
-        told("epoch", fleet.sum(seen), fleet.sum(right), fleet.sum(counted), len(every), every.sum(), size(model))
-    model, optimizer = small()
-    model, optimizer, loader = fleet.prepare(model, optimizer, DataLoader(data, 16, shuffle=True))
-    seen = 0
+def epoch(model: Any, optimizer: Any, loader: Any) -> tuple[Any, ...]:
+    seen, right, rows = 0, torch.tensor(0), []
+    model.train()
     for inputs, targets in loader:
         optimizer.zero_grad()
-        F.cross_entropy(model(inputs), targets).backward()
+        out = model(inputs)
+        F.cross_entropy(out, targets).backward()
         optimizer.step()
-        seen += len(inputs)
-    told("another", fleet.sum(seen), size(model))
+        seen, right = seen + len(inputs), right + (out.argmax(1) == targets).sum()
+        rows.append(targets)
+    every = fleet.gather(torch.cat(rows))
+    return fleet.sum(seen), fleet.sum(right), len(every), every.sum()
+
+
+def evaluated(model: Any, loader: Any) -> Any:
+    counted, seen = 0.0, 0
+    model.eval()
+    with torch.no_grad():
+        for inputs, targets in loader:
+            counted += float((model(inputs).argmax(1) == targets).sum())
+            seen += len(inputs)
+    return fleet.sum(counted), fleet.sum(seen)
+
+
+def epochs_whose_sums_are_those_of_all_devices() -> None:
+    data, few = TensorDataset(*classes(700)), TensorDataset(*classes(33))
+    for _ in range(2):
+        model, optimizer = small()
+        loader, held_out = DataLoader(data, 16, shuffle=True), DataLoader(few, 16)
+        model, optimizer, loader, held_out = fleet.prepare(model, optimizer, loader, held_out)
+        for _ in range(3):
+            told("epoch", *epoch(model, optimizer, loader), *evaluated(model, held_out), size(model))
+
+
+def what_is_counted_from_the_beginning() -> None:
+    model, optimizer = small()
+    data = TensorDataset(*classes(700))
+    model, optimizer, loader = fleet.prepare(model, optimizer, DataLoader(data, 16, shuffle=True))
+    seen = 0
+    for _ in range(3):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            seen += len(inputs)
+        told("beginning", fleet.sum(seen), size(model))
+
+
+def a_last_batch_of_one_row_and_normalised_positions() -> None:
+    model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten(), nn.Linear(24, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = TensorDataset(torch.randn(49, 2, 8), torch.randint(0, 3, (49,)))
+    model, optimizer, loader = fleet.prepare(model, optimizer, DataLoader(data, 16))
+    for _ in range(2):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+        told("one row", size(model), model[1].running_var.sum())
+
+
+def penalties_beside_two_means() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(TensorDataset(*classes(40)), 8)
+    model, optimizer, loader = fleet.prepare(model, optimizer, loader)
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        out = model(inputs)
+        penalty = sum(p.pow(2).sum() for p in model.parameters())
+        (F.cross_entropy(out, targets) + 1e-3 * penalty + 0.01 * out.pow(2).mean()).backward()
+        optimizer.step()
+    told("penalties", size(model))
 
 
 def batches_split_one_step_ahead() -> None:

@@ -218,6 +218,8 @@ class _GlobalNorm(torch.autograd.Function):  # type: ignore[misc]
         # The gradient is to be differentiated again where grad mode is on.
         formula = _differentiable_gradients if torch.is_grad_enabled() else _gradients
         dx, of_weight, of_bias = formula(ctx, wide, dy, weight)
+        if dx is not None and not getattr(ctx.group, "has_rows", True):
+            dx = torch.zeros_like(dx)  # the rows are a stand-in, and the sums of the others none of theirs
         return (
             None if dx is None else dx.to(x.dtype),
             None if weight is None else of_weight.to(weight.dtype),

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -148,7 +147,9 @@ def launch(script: str, args: Sequence[str], devices: Sequence[Device], options:
         if device.simulated or not kinds()[device.kind].torch_place(device.index):
             raise BadValueError(f"{device.short}: torch cannot use this device", remedy="choose others with --devices")
     if not isinstance(options.shares, str):
-        given_shares(options.shares, [device.short for device in devices], sum(options.shares.values()))
+        shares = given_shares(options.shares, [device.short for device in devices], sum(options.shares.values()))
+        if 0 in shares:
+            raise BadValueError("--shares has a device without samples", remedy="leave it out with --devices")
     with LineServer() as server:
         return _Launcher(script, args, sorted(devices, key=_speed, reverse=True), options, server).run()
 
@@ -165,10 +166,8 @@ class _Started:
     ----------
     line
         To it, None before it has called `hetero.train.init`.
-    dismissed_s
-        When it said that its work is done before the script's end, None where it has not.
-    has_left
-        Whether it will add nothing any more to what the main process adds up.
+    dismissed
+        Whether it said that its work is done before the script's end.
     leaves
         Whether it has closed the line, and is about to end.
     last_line
@@ -180,8 +179,7 @@ class _Started:
         self.name = name
         self.process = process
         self.line: Line | None = None
-        self.dismissed_s: float | None = None
-        self.has_left = False
+        self.dismissed = False
         self.leaves = False
         self.last_line = ""
         self.moved_s = clock.monotonic_s()
@@ -198,8 +196,6 @@ class _Launcher:
         self._server = server
         self._started: list[_Started] = []
         self._said: dict[str, dict[int, tuple[Line, bytes]]] = {}
-        self._carried: dict[str, dict[int, deque[bytes]]] = {}
-        self._collecting: tuple[Line, str] | None = None
         self._failed = 0
         self._broken = ("", 0.0)
         self._relays: list[threading.Thread] = []
@@ -273,7 +269,6 @@ class _Launcher:
                 self._answer(line, message)
             for each in self._started:
                 each.leaves |= message is None and each.line is line
-        self._collect()
         self._find_failed()
         if self._broken[0] and not self._failed:
             self._find_who_left()
@@ -293,14 +288,7 @@ class _Launcher:
         elif word == "exchange":
             self._exchange(line, *rest)
         elif word == "done":
-            self._started[rest[0]].dismissed_s = clock.monotonic_s()
-        elif word == "left":
-            self._started[rest[0]].has_left = True
-        elif word == "leaves":
-            rank, place, value = rest
-            self._carried.setdefault(place, {}).setdefault(rank, deque()).append(value)
-        elif word == "collect":
-            self._collecting = line, rest[0]
+            self._started[rest[0]].dismissed = True
         elif word == "note":
             _tell(f"hetero: {single_line(rest[0])}")
         elif word == "report":
@@ -324,30 +312,10 @@ class _Launcher:
             with suppress(Exception):
                 each.send("exchanged", word, [said[one][1] for one in range(world)])
 
-    def _collect(self) -> None:
-        """Answer the main process what those that were left out have added up at a place, when they all have."""
-        gone = [each for each in self._started if each.rank < len(self._devices) and each.dismissed_s is not None]
-        for each in gone:
-            if not each.has_left and clock.monotonic_s() - (each.dismissed_s or 0.0) > _LEAVE_S:
-                each.process.kill()
-            each.has_left |= each.leaves or each.process.poll() is not None
-        if self._collecting is None:
-            return
-        line, place = self._collecting
-        given = self._carried.get(place, {})
-        if all(each.has_left or given.get(each.rank) for each in gone):
-            self._collecting = None
-            values = [waiting.popleft() for _, waiting in sorted(given.items()) if waiting]
-            more = any(not each.has_left for each in gone) or any(
-                waiting for places in self._carried.values() for waiting in places.values()
-            )
-            with suppress(Exception):
-                line.send("collected", values, more)
-
     def _find_who_left(self) -> None:
         """Find the process for which another one waits in vain; to end may take that one a while."""
         words, since_s = self._broken
-        members = [each for each in self._started if each.rank < len(self._devices) and each.dismissed_s is None]
+        members = [each for each in self._started if each.rank < len(self._devices) and not each.dismissed]
         ended = next((each for each in members if each.process.poll() == 0), None)
         if ended is not None:
             self._fail(ExitCode.FAILED, f"{ended.name} reached the end of the script, and others have steps left", "")
@@ -357,7 +325,7 @@ class _Launcher:
     def _find_failed(self) -> None:
         for each in self._started:
             code = each.process.poll()
-            if not self._failed and code is not None and code and each.dismissed_s is None:
+            if not self._failed and code is not None and code and not each.dismissed:
                 if each.rank == len(self._devices):
                     if self._may_say_it_themselves(each):
                         continue
@@ -367,7 +335,7 @@ class _Launcher:
                     )
                 else:
                     self._fail(code if code > 0 else 128 - code, f"{each.name} {_ended(code)}", "")
-            elif code is None and each.dismissed_s is None and self._is_frozen(each) and not self._failed:
+            elif code is None and not each.dismissed and self._is_frozen(each) and not self._failed:
                 self._fail(ExitCode.FAILED, f"{each.name} is stopped, and was ended with the others", "")
 
     def _may_say_it_themselves(self, check: _Started) -> bool:

@@ -13,7 +13,7 @@ import random
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import NoReturn
 
@@ -40,7 +40,7 @@ from hetero.train import fleet, global_norm
 from hetero.train import process_states as states
 from hetero.train import script_mistakes as mistakes
 from hetero.train.launch import LaunchedProcess
-from hetero.train.leaving import BatchOrder, call_site, silence
+from hetero.train.leaving import BatchOrder, SummedPlaces
 from hetero.train.loss_terms import Meaning, Term, meanings_of, terms_of
 from hetero.train.parameter_rows import FirstSteps, GradientRow, ParameterRows, hooks_held, run_hooks
 from hetero.train.share_planner import LearnedShares, StepTimes, counts_of
@@ -158,11 +158,9 @@ class Member(fleet.TrainingFleet):
         self._last_counts: tuple[int, ...] = ()
         self._order = BatchOrder()
         self._leaving = 0
-        self._is_left = False
-        self._ended: set[object] = set()
-        self._others_left = False
-        self._left_out = ""
-        self._places: set[str] = set()
+        self._summed = SummedPlaces(self)
+        self._wanted: tuple[float, ...] = ()
+        self._told_slower = False
         self._hooks: list[RemovableHandle] = []
         self._noted: set[str] = set()
         self.shares = self._first_shares()
@@ -281,8 +279,6 @@ class Member(fleet.TrainingFleet):
 
     def _prepared_loader(self, loader: DataLoader[Batch]) -> Batch:
         self._has_loader = True
-        if self._is_left:
-            return SharedLoader(loader, self)
         if self._is_alone:
             return super()._prepared_loader(loader)
         table = np.zeros((self._all.world_size, 2))
@@ -323,22 +319,20 @@ class Member(fleet.TrainingFleet):
         """See `TrainingFleet.global_batch`."""
         return self._rows.whole if self._split else 0
 
-    def begin_batches(self, source: object) -> bool:
-        """Return whether this process gets batches; one that is left out goes through a script's epoch without any."""
-        if not self._is_left:
-            return True
-        if source in self._ended:
-            self._leave_now()
-        self._ended.add(source)
-        return False
+    def begin_batches(self, source: object) -> None:
+        """Record that a loader begins an epoch, before which a device may be left out."""
+        if self._wanted and self._order.is_done(source) and self._summed.may_leave():
+            self.shares, self._wanted = self._wanted, ()
+            self._leaving = self._order.ahead + 1
 
-    def hand_out(self, rows: Rows, shares: tuple[float, ...], source: object) -> bool:
-        """Record which rows of a batch the script gets next; returns False where this process is left out."""
+    def hand_out(self, rows: Rows, shares: tuple[float, ...], source: object) -> None:
+        """Record which rows of a batch the script gets next; a process that is left out ends here."""
         self._rows, self._split, self._handed = rows, True, shares
         if self._is_alone:
-            return True
-        if any(not shares[rank] for rank in self._members) and self._leave(shares, source):
-            return False
+            return
+        if any(not shares[rank] for rank in self._members):
+            self._leave(shares, source)
+        self._summed.handed()
         self._handed_out += 1
         self._order.handed(source, rows)
         self._has_copy = not rows.count and torch.is_grad_enabled()
@@ -348,7 +342,7 @@ class Member(fleet.TrainingFleet):
                 "first one with weight 0, and what the script counts of that is one too many"
             )
         if self._is_alone:
-            return True
+            return
         self._draws.rows = self._drawn_for(rows)
         now_s = clock.monotonic_s()
         step_s = now_s - self._handed_s
@@ -358,7 +352,6 @@ class Member(fleet.TrainingFleet):
         self._throttle.restart()
         self._stepped_before, self._stepped_now = self._stepped_now, weakref.WeakSet()
         self._by_split, self._draws.folded, self._draws.dim = False, True, 0
-        return True
 
     def _drawn_for(self, rows: Rows) -> Rows | None:
         """Return for which rows random numbers are; a process without rows has the first one."""
@@ -386,7 +379,7 @@ class Member(fleet.TrainingFleet):
     def place(self, batch: Batch) -> Batch:
         """Return a batch on this process's device."""
         found = batch if self.device.type == "cpu" else moved_to(self.device, batch)
-        if not self._is_alone and not self._is_left:
+        if not self._is_alone:
             self._order.holds(tensors_in(found))
         return found
 
@@ -394,8 +387,6 @@ class Member(fleet.TrainingFleet):
         """See `TrainingFleet.split`."""
         self._check_own()
         found = batch[0] if len(batch) == 1 else batch
-        if self._is_left:
-            self._leave_now()
         if self._world == 1:
             return found
         samples = samples_in(found, dim)
@@ -409,8 +400,7 @@ class Member(fleet.TrainingFleet):
             return self.place(found)
         self._given = states.checksum(found)
         own = part_of(found, rows if rows.count else Rows(0, 1, rows.whole), dim) if rows.whole > 1 else found
-        if not self.hand_out(rows, self.shares, "split"):
-            self._leave_now()
+        self.hand_out(rows, self.shares, "split")
         # Its end is not seen as that of a loader: it is where all have stepped. The next one is drawn before.
         self._by_split, self._draws.folded, self._draws.dim = True, False, dim
         return self.place(own)
@@ -433,8 +423,6 @@ class Member(fleet.TrainingFleet):
     def backward(self, loss: Tensor, weight: float | None = None, **kwargs: Batch) -> None:
         """See `TrainingFleet.backward`."""
         self._check_own()
-        if self._is_left:
-            self._leave_now()
         if self._is_alone or self._is_within:  # checkpoints of activations go backwards on their way
             fleet.backward(loss, **kwargs)
             return
@@ -737,54 +725,63 @@ class Member(fleet.TrainingFleet):
         if not self._first_steps.is_over or self._leaving:
             self._last_counts = ()
             return
+        if self._wanted:
+            return
         better = self._learning.observed(counts, busy_s, before, may_leave=self._may_leave)
         if better is None:
             return
-        if not self._may_leave:
+        shares = tuple(float(share) for share in better)
+        if all(shares[rank] for rank in self._members):
+            self.shares = shares
             self._say_if_slower()
-        self.shares = tuple(float(share) for share in better)
-        self._leaving = self._order.ahead + 1 if any(not better[rank] for rank in self._members) else 0
+        elif self._summed.may_leave():
+            self.shares, self._leaving = shares, self._order.ahead + 1
+        else:
+            self.shares, self._wanted = tuple(float(share) for share in self._learning.shared), shares
 
     @property
     def _may_leave(self) -> bool:
         """Return whether a process can go without anything of it being missed."""
         source = "split" if self._by_split else next(iter(self._order.sources), None)
-        return self._order.is_done(source) and (self._by_split or not self._order.ahead)
+        return self._order.is_done(source) and (self._by_split or not self._order.ahead) and self._summed.are_safe
 
     def _say_if_slower(self) -> None:
         alone_s, together_s = self._learning.alone_s, self._learning.together_s
-        if alone_s is None or together_s is None or alone_s >= together_s * (1 - _SLOWER_FRAC):
+        if self._may_leave or alone_s is None or together_s is None or alone_s >= together_s * (1 - _SLOWER_FRAC):
             return
+        if self._told_slower:
+            return
+        self._told_slower = True
+        why = "has several batches in use at a time"
+        if not self._summed.are_safe:
+            why = "may sum up with fleet.sum or fleet.gather what each process has counted since its beginning"
         self._note(
             f"a step takes {together_s * 1e3:.3g} ms, and {self.devices[0]} alone would take about "
-            f"{alone_s * 1e3:.3g} ms; the others stay, as this loop has several batches in use at a time: start with "
-            "that device alone"
+            f"{alone_s * 1e3:.3g} ms; the others stay, as the script {why}: start with that device alone, or see "
+            "'When a second device does not pay' in the guide of hetero launch"
         )
 
     # --- leaving devices out -------------------------------------------------------------------------------
 
     @property
     def _is_alone(self) -> bool:
-        return len(self._members) == 1 or self._is_left
+        return len(self._members) == 1
 
-    def _leave(self, shares: tuple[float, ...], source: object) -> bool:
-        """Leave out who has no share any more; returns whether it is this process that goes.
+    def _leave(self, shares: tuple[float, ...], source: object) -> None:
+        """Leave out who has no share any more; where this process is one, end it.
 
         Batches that the script has fetched ahead are computed by all.
         """
-        if not self._order.is_done(source) or self._pending or self._defers:
-            return False
+        if not self._order.is_done(source) or self._pending or self._defers or not self._summed.may_leave():
+            return
         self._leaving -= self._leaving > 0
         if self._leaving:
-            return False
+            return
         before, self._members = self._members, tuple(rank for rank in self._members if shares[rank])
-        gone = [rank for rank in before if rank not in self._members]
-        if self.rank in gone:
+        if self.rank not in self._members:
             self._go()
-            return True
-        self._say_who_is_left_out(gone)
+        self._say_who_is_left_out([rank for rank in before if rank not in self._members])
         self._regroup()
-        return False
 
     def _leave_if_undivided(self) -> None:
         """Leave the others out of a script that divides nothing, as the check has shown: each computes the same."""
@@ -793,7 +790,6 @@ class Member(fleet.TrainingFleet):
             return
         if self.rank:
             self._go()
-            self._leave_now()
         self._note(f"each process computes the same, so {', '.join(self.devices[1:])} are left out")
         self._members = (0,)
         self._regroup()
@@ -807,8 +803,6 @@ class Member(fleet.TrainingFleet):
                 f"{learned.alone_s * 1e3:.3g} ms"
             )
         self._note(words)
-        self._others_left = True
-        self._left_out = ", ".join(self.devices[rank] for rank in gone)
 
     def _regroup(self) -> None:
         """Go on with the members that are left; alone as torch does without hetero."""
@@ -821,68 +815,24 @@ class Member(fleet.TrainingFleet):
         self._group = Group(0, 1)
         torch.Tensor.backward = fleet.backward
         torch.autograd.backward = _autograd_backward
-        self._put_back()
-        self._draws.rows = None
-
-    def _put_back(self) -> None:
-        """Take away what is done in forward passes and steps because there are others."""
         self._draws.uninstall()
+        self._draws.rows = None
         global_norm.uninstall()
         for hook in self._hooks:
             hook.remove()
 
-    def _go(self) -> None:
-        """Take no part any more: the script's epoch ends here, and what it sums then is sent to the main process."""
-        self._is_left = True
+    def _go(self) -> NoReturn:
+        """End this process: the others go on without it."""
         self._line.send("done", self.rank)
-        silence()
-        self._group.close()
-        self._put_back()
-
-    def _leave_now(self) -> NoReturn:
-        """End this process without what the script does at its end."""
-        self._line.send("left", self.rank)
         _leave_now()
-
-    def _remember_place(self) -> None:
-        """Record where a script that splits its batches sums up; say so where it does that for all its steps."""
-        if not self._by_split or not self.is_main:
-            return
-        if not self._is_alone:
-            self._places.add(call_site())
-        elif self._left_out and call_site() not in self._places:
-            self._note(
-                f"what is summed up here lacks what {self._left_out} had counted before, as the script splits its "
-                "batches itself; sum up in each step, or start with --shares equal"
-            )
-
-    def _with_what_others_left(self, value: Batch, join: Callable[[Batch, Batch], Batch]) -> Batch:
-        """Return a value together with what processes that were left out have given at this place."""
-        if self._is_left:
-            self._line.send("leaves", self.rank, call_site(), pickle.dumps(map_tensors(_on_host, value)))
-            return value
-        if not self.is_main:
-            return value
-        self._line.send("collect", call_site())
-        message = None
-        while message is None or message[0] != "collected":
-            message = self._line.receive(self._options.timeout_s)
-            if message is None:
-                raise TrainingError("the launching program does not answer")
-        _, values, self._others_left = message
-        for each in values:
-            value = join(value, pickle.loads(each))
-        return value
 
     # --- other things that all do --------------------------------------------------------------------------
 
     def gather(self, rows: Batch) -> Batch:
         """See `TrainingFleet.gather`."""
         self._check_own()
-        self._remember_place()
-        if self._is_left or self._others_left:
-            rows = self._with_what_others_left(rows, _joined)
-        if self._checks or self._is_left or self._is_alone:
+        self._summed.called()
+        if self._checks or self._is_alone:
             return super().gather(rows)
         with self._ended_together():
             return map_tensors(self._gathered, rows)
@@ -905,10 +855,8 @@ class Member(fleet.TrainingFleet):
         self._check_own()
         given = torch.as_tensor(value).detach()
         self._exchanges += 1
-        self._remember_place()
-        if self._is_left or self._others_left:
-            given = self._with_what_others_left(given, lambda own, other: own + other.to(own.device))
-        if self._checks or self._is_left or self._is_alone:
+        self._summed.called()
+        if self._checks or self._is_alone:
             return given
         row = given.to("cpu", torch.float64 if given.is_floating_point() else torch.int64, copy=True).reshape(-1)
         with self._ended_together():
@@ -918,7 +866,7 @@ class Member(fleet.TrainingFleet):
     def wait(self) -> None:
         """See `TrainingFleet.wait`."""
         self._check_own()
-        if not self._is_alone and not self._is_left:
+        if not self._is_alone:
             with self._ended_together():
                 self._all.all_reduce(np.zeros(1))
 
@@ -969,9 +917,6 @@ class Member(fleet.TrainingFleet):
             return
         for group in (self._group, self._everybody):
             group.close()
-        if self._is_left:
-            with suppress(LineClosedError):
-                self._line.send("left", self.rank)
         self._line.close()
 
 
@@ -998,10 +943,11 @@ class _Timed:
         self._member = member
         self.rank = member._members.index(member.rank)
         self.world_size = len(member._members)
+        self.has_rows = not member._split or member._order.in_use.count > 0
 
     def all_reduce(self, row: Tensor) -> None:
         """Add a row up over the processes; one without rows of the batch has nothing to add."""
-        if self._member._split and not self._member._order.in_use.count:
+        if not self.has_rows:
             row.zero_()
         with self._member._ended_together():
             self._member._all_reduce(row)
@@ -1010,20 +956,6 @@ class _Timed:
 def _raise_if(error: HeteroError | None) -> None:
     if error is not None:
         raise error
-
-
-def _on_host(part: Tensor) -> Tensor:
-    return torch.as_tensor(part).detach().to("cpu")
-
-
-def _joined(own: Batch, other: Batch) -> Batch:
-    """Return rows followed by those of another process, of each tensor."""
-    each = iter(tensors_in(other))
-
-    def join(part: Tensor) -> Tensor:
-        return torch.cat([torch.as_tensor(part).detach(), next(each).to(torch.as_tensor(part).device)])
-
-    return map_tensors(join, own)
 
 
 def _names(terms: Sequence[Term]) -> str:

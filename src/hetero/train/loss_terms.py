@@ -36,6 +36,7 @@ _PASSED = frozenset(
 )  # fmt: skip
 _MOST_TERMS = 16
 _MOST_WAYS = 64
+_MOST_APART = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +100,25 @@ def terms_of(loss: Tensor) -> tuple[Term, ...]:
 
 
 def meanings_of(terms: Sequence[Term]) -> Iterator[tuple[Meaning, ...]]:
-    """Yield what the terms may mean together, the likeliest first."""
-    ways = product(*(term.meanings for term in terms))
-    for number, way in enumerate(sorted(ways, key=lambda way: _unlikely(terms, way))):
-        if number == _MOST_WAYS:
-            return
-        yield way
+    """Yield what the terms may mean together, the likeliest first; those of one kind mean the same at first."""
+    given = list(terms)
+    alike = [next(each for each in given if each.signature == term.signature) for term in given]
+    kinds = list(dict.fromkeys(alike, None))
+    together = [tuple(way[kinds.index(each)] for each in alike) for way in product(*(kind.meanings for kind in kinds))]
+    seen: set[tuple[Meaning, ...]] = set()
+    for ways in (together, _each_by_itself(given)):
+        for way in sorted(ways, key=lambda way: _unlikely(given, way)):
+            if way not in seen and len(seen) < _MOST_WAYS:
+                seen.add(way)
+                yield way
+
+
+def _each_by_itself(terms: Sequence[Term]) -> list[tuple[Meaning, ...]]:
+    """Return all that terms may mean; of very many not those that are unlikely."""
+    likely = len(terms) if len(terms) <= _MOST_APART else 0
+    return list(
+        product(*(term.meanings if number < likely else term.meanings[:1] for number, term in enumerate(terms)))
+    )
 
 
 def _unlikely(terms: Sequence[Term], way: Sequence[Meaning]) -> int:

@@ -237,6 +237,8 @@ class LearnedShares:
     ----------
     together_s, alone_s
         Medians of a step with the shares of now and of one of the first process alone, s; None before they are known.
+    shared
+        The samples of each process before the last trial.
 
     Notes
     -----
@@ -261,6 +263,7 @@ class LearnedShares:
         self._tried = 0
         self._steps = 0
         self._look_at = _LEARN_AT[-1]
+        self.shared: tuple[int, ...] = ()
         self.together_s: float | None = None
         self.alone_s: float | None = None
 
@@ -350,10 +353,11 @@ class LearnedShares:
         fewer = may_leave and 1 < len(plan.members) < len(members) and plan.shares[0]
         rest_s = median(rest_s for rest_s, _ in self._rests_s)
         if fewer and plan.step_s + rest_s < self.together_s * (1 - planning.GAIN_FRAC):
+            self.shared = counts
             return self._settle(self._spread(members, plan.shares))
         if self.alone_s >= self.together_s * _WORTH_A_TRIAL or whole < 2 * len(members):
             return None
-        self._settled, self._tried = counts, 0
+        self._settled, self.shared, self._tried = counts, counts, 0
         self._trial = self._spread(members, (whole - len(members) + 1, *[1] * (len(members) - 1)))
         return self._trial
 

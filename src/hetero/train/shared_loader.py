@@ -51,12 +51,12 @@ class BatchOwner(Protocol):
         """Return this process's rows of a batch of so many samples."""
         ...
 
-    def begin_batches(self, source: object) -> bool:
-        """Record that a loader begins an epoch; returns False where this process gets no batches any more."""
+    def begin_batches(self, source: object) -> None:
+        """Record that a loader begins an epoch."""
         ...
 
-    def hand_out(self, rows: Rows, shares: tuple[float, ...], source: object) -> bool:
-        """Record that the next batch has these rows; returns False where this process gets no batches any more."""
+    def hand_out(self, rows: Rows, shares: tuple[float, ...], source: object) -> None:
+        """Record that the next batch has these rows; a process that gets none any more ends here."""
         ...
 
     def place(self, batch: Batch) -> Batch:
@@ -261,9 +261,8 @@ class SharedLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         self.epochs += 1
+        self._fleet.begin_batches(self)
         self._number, self._plans, self._sizes, self._samples = 0, [(0, self._fleet.shares)], {}, {}
-        if not self._fleet.begin_batches(self):
-            return
         try:
             for batch in self._inner:
                 number, self._number = self._number, self._number + 1
@@ -273,8 +272,7 @@ class SharedLoader:
                 if self._cuts:
                     batch = self._part(number, batch)
                 rows, planned = self._sizes.pop(number)
-                if not self._fleet.hand_out(rows, planned, self):
-                    return
+                self._fleet.hand_out(rows, planned, self)
                 if not rows.count and not torch.is_grad_enabled():  # nothing is to be counted twice
                     batch = part_of(batch, Rows(0, 0, 1))
                 yield self._fleet.place(batch)

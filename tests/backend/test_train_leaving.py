@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -126,21 +125,22 @@ UNSAFE = {
 }
 
 
-def script(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, **names: object) -> ModuleType:
+def script(folder: Path, fleet: Summing, text: str, **names: object) -> ModuleType:
     """Return a script that was imported, as `__main__` would have been."""
     file = folder / "a_script.py"
     file.write_text(text)
     module = ModuleType("a_script")
-    module.__dict__.update(names, __file__=str(file))
+    module.__dict__.update(names, fleet=fleet, __file__=str(file))
     exec(compile(text, str(file), "exec"), module.__dict__)
-    monkeypatch.setitem(sys.modules, "a_script", module)
+    fleet.modules["a_script"] = module
     linecache.checkcache()
     return module
 
 
 class Summing:
     def __init__(self) -> None:
-        self.places = SummedPlaces(self)
+        self.modules: dict[str, ModuleType] = {}
+        self.places = SummedPlaces(self, self.modules)
 
     def sum(self, value: object) -> object:
         self.places.called()
@@ -150,16 +150,14 @@ class Summing:
     gather = sum
 
 
-def test_a_process_may_go_between_two_epochs_of_a_function_that_sums(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_may_go_between_two_epochs_of_a_function_that_sums(tmp_path: Path) -> None:
     fleet, found = Summing(), []
 
     def batches(_: str) -> None:
         found.append(fleet.places.may_leave())
         fleet.places.handed()
 
-    module = script(tmp_path, monkeypatch, SAFE, fleet=fleet, batches=batches, torch=torch)
+    module = script(tmp_path, fleet, SAFE, batches=batches, torch=torch)
     for _ in range(2):
         module.epoch(None, [torch.ones(1)] * 3)
         assert fleet.places.are_safe
@@ -168,17 +166,15 @@ def test_a_process_may_go_between_two_epochs_of_a_function_that_sums(
 
 
 @pytest.mark.parametrize("text", UNSAFE.values(), ids=UNSAFE)
-def test_no_process_may_go_where_sums_may_hold_what_it_counted(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_process_may_go_where_sums_may_hold_what_it_counted(text: str, tmp_path: Path) -> None:
     fleet = Summing()
-    script(tmp_path, monkeypatch, text, fleet=fleet, metric=None)
+    script(tmp_path, fleet, text, metric=None)
     assert not fleet.places.are_safe
 
 
-def test_sums_of_tensors_are_no_sums_over_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_of_tensors_are_no_sums_over_processes(tmp_path: Path) -> None:
     fleet = Summing()
-    script(tmp_path, monkeypatch, "def run(x, dim):\n    return x.sum() + x.sum(1) + torch.sum(x)\n", fleet=fleet)
+    script(tmp_path, fleet, "def run(x, dim):\n    return x.sum() + x.sum(1) + torch.sum(x)\n")
     assert fleet.places.may_leave()
     fleet.sum(1)  # by a name that no source shows
     assert not fleet.places.may_leave()

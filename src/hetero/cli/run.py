@@ -6,7 +6,9 @@ environment. It must not run the script here: our frames, modules and streams wo
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import sys
 import zipfile
 from pathlib import Path
@@ -17,8 +19,10 @@ import typer
 from hetero.cli.options import Address, Config, Devices, Engine, Policy, Settings, Trace, as_setting
 from hetero.cli.output import say
 from hetero.floor import settings
-from hetero.floor.errors import BadValueError
+from hetero.floor.errors import BadValueError, HeteroError
+from hetero.floor.files import open_input
 from hetero.floor.script_runs import python_command
+from hetero.floor.text import single_line
 
 __all__ = ["run"]
 
@@ -60,14 +64,24 @@ def run(
 
 def _check(script: str) -> None:
     """Refuse a script that is not there, in our words; what it is Python says."""
-    if script == "-" or Path(script).is_dir():
+    if script == "-":
         return
+    path, shown = Path(script), single_line(script) or "''"
     try:
-        with open(script, "rb"):
-            pass
+        if script and path.is_dir():
+            if not any((path / f"__main__.{end}").is_file() for end in ("py", "pyc")):
+                raise BadValueError(f"{shown} is a folder without a __main__.py", remedy="give a script")
+            return
+        if not script:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        with open_input(path) as file:
+            if stat.S_ISCHR(os.fstat(file.fileno()).st_mode) and not file.isatty() and script != os.devnull:
+                raise BadValueError(f"{shown} is a device, and no script", remedy="give a script")
+    except HeteroError:
+        raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise BadValueError(f"{script} cannot be read: {reason}", remedy="check the path") from error
+        raise BadValueError(f"{shown} cannot be read: {reason}", remedy="check the path") from error
 
 
 def _tell_unused(script: str, options: dict[str, str]) -> None:

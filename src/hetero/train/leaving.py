@@ -168,6 +168,8 @@ class SummedPlaces:
     ----------
     fleet
         Whose `sum` and `gather` the script calls.
+    modules
+        Those in which to look for the script's own.
 
     Attributes
     ----------
@@ -180,8 +182,9 @@ class SummedPlaces:
     nothing of earlier ones. Everything else may hold what the process that goes has counted, which would be lost.
     """
 
-    def __init__(self, fleet: object) -> None:
+    def __init__(self, fleet: object, modules: Mapping[str, ModuleType] = sys.modules) -> None:
         self._fleet = fleet
+        self._modules = modules
         self._safe: dict[tuple[str, int], bool] | None = None
         self._active: set[int] = set()
         self.is_certain = True
@@ -200,7 +203,7 @@ class SummedPlaces:
     def are_safe(self) -> bool:
         """Return whether a process may go between two runs of the functions that sum up."""
         if self._safe is None:
-            self._safe = _places_of(self._fleet)
+            self._safe = _places_of(self._fleet, list(self._modules.values()))
         return self.is_certain and all(self._safe.values())
 
     def may_leave(self) -> bool:
@@ -233,13 +236,13 @@ def _is_known(frame: FrameType, places: Mapping[tuple[str, int], bool]) -> bool:
     return False
 
 
-def _places_of(fleet: object) -> dict[tuple[str, int], bool]:
+def _places_of(fleet: object, modules: Sequence[ModuleType]) -> dict[tuple[str, int], bool]:
     """Return the functions, by file and first line, in which a script sums up, and whether by their own variables only.
 
     The body of a module has the line 0 or 1, and is never safe.
     """
     found: dict[tuple[str, int], bool] = {}
-    for module in list(sys.modules.values()):
+    for module in modules:
         file = getattr(module, "__file__", None)
         if not file or not file.endswith(".py") or file.startswith((_HERE_ALL, sys.prefix, sys.base_prefix)):
             continue
@@ -248,8 +251,8 @@ def _places_of(fleet: object) -> dict[tuple[str, int], bool]:
         except SyntaxError:
             continue
         names = {name for name, value in vars(module).items() if value is fleet}
-        modules = {name for name, value in vars(module).items() if isinstance(value, ModuleType)}
-        _Places(file, names, modules, found).visit(tree)
+        imported = {name for name, value in vars(module).items() if isinstance(value, ModuleType)}
+        _Places(file, names, imported, found).visit(tree)
     return found
 
 

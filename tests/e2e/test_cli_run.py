@@ -201,10 +201,11 @@ def test_a_folder_and_an_archive_run_as_under_python(tmp_path: Path) -> None:
         "import sys, beside\nprint(__name__, __package__, sys.path[0], sys.argv, flush=True)\nbeside.f()\n"
     )
     shutil.make_archive(str(tmp_path / "archive"), "zip", tmp_path / "program")
-    for name in ("program", "archive.zip", "empty"):
+    for name in ("program", "archive.zip"):
         plain, ours = both(tmp_path, name, "x")
         assert ours == plain
         assert plain[0] == 1
+    assert b"empty is a folder without a __main__.py" in both(tmp_path, "empty")[1][1]
 
 
 def test_options_for_a_program_that_cannot_take_them_are_told(tmp_path: Path) -> None:

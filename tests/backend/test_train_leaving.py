@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -178,3 +179,13 @@ def test_sums_of_tensors_are_no_sums_over_processes(tmp_path: Path) -> None:
     assert fleet.places.may_leave()
     fleet.sum(1)  # by a name that no source shows
     assert not fleet.places.may_leave()
+
+
+def test_a_script_below_the_folder_of_the_interpreter_is_read_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
+    fleet = Summing()
+    script(tmp_path, fleet, UNSAFE["of a module"])
+    assert not fleet.places.are_safe

@@ -11,6 +11,7 @@ import ast
 import linecache
 import os
 import sys
+import sysconfig
 import weakref
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,7 +27,9 @@ __all__ = ["BatchOrder", "SummedPlaces"]
 _KEPT = 4
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_HERE_ALL = os.path.dirname(_HERE)
+_INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
+_NOT_THEIRS = (os.path.dirname(_HERE), *(sysconfig.get_path(name) + os.sep for name in _INSTALLED))
+"""Where no script is; one may well lie below the interpreter's own folder, as in /usr/src/app."""
 
 
 @dataclass(slots=True)
@@ -244,7 +247,7 @@ def _places_of(fleet: object, modules: Sequence[ModuleType]) -> dict[tuple[str, 
     found: dict[tuple[str, int], bool] = {}
     for module in modules:
         file = getattr(module, "__file__", None)
-        if not file or not file.endswith(".py") or file.startswith((_HERE_ALL, sys.prefix, sys.base_prefix)):
+        if not file or not file.endswith(".py") or file.startswith(_NOT_THEIRS):
             continue
         try:
             tree = ast.parse("".join(linecache.getlines(file)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import Bench, alternate, arguments, ratio
 
+PROGRAM = str(Path(__file__).resolve().parent / "inside" / "own_loop_program.py")
 CELLS = {
     "0.05 M, batch 32": ("mlp", 128, 32, 600),
     "0.67 M, batch 128": ("mlp", 512, 128, 300),
@@ -26,45 +26,9 @@ FAST, BOTH = "1xcpu", "1xcpu,1xcpu*0.333"
 SUM = 4 / 3
 
 
-def loop(kind: str, width: int, batch: int, steps: int) -> None:
-    """Train, and print the samples a second of the later steps; this is the user's script."""
-    import torch
-    from torch import nn
-
-    import hetero
-
-    fleet = hetero.train.init()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    if kind == "mlp":
-        model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
-        inputs = torch.randn(batch * 64, 64)
-    else:
-        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, batch_first=True)
-        body = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
-        model = nn.Sequential(nn.Embedding(1000, width), body, nn.Flatten(), nn.Linear(width * 32, 10))
-        inputs = torch.randint(0, 1000, (batch * 64, 32))
-    data = torch.utils.data.TensorDataset(inputs, torch.randint(0, 10, (len(inputs),)))
-    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
-    loader = torch.utils.data.DataLoader(data, batch, shuffle=True)
-    model, optimizer, loader = fleet.prepare(model, optimizer, loader)
-    done, before, begun_s = 0, steps // 2, 0.0
-    while done < steps:
-        for x, y in loader:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            done += 1
-            if done == before:
-                begun_s = time.perf_counter()
-            if done == steps:
-                break
-    fleet.print((steps - before) * batch / (time.perf_counter() - begun_s))
-
-
 def measured(devices: str, cell: tuple[str, int, int, int]) -> float:
     """Run the script; returns its samples a second."""
-    script = [str(Path(__file__).resolve()), "--loop", *map(str, cell)]
+    script = [PROGRAM, *map(str, cell)]
     words = [sys.executable, *script]
     if devices:
         words = [sys.executable, "-m", "hetero", "launch", "--devices", devices, *script]
@@ -73,10 +37,6 @@ def measured(devices: str, cell: tuple[str, int, int, int]) -> float:
 
 def main() -> None:
     """Measure and print."""
-    if "--loop" in sys.argv:
-        kind, *numbers = sys.argv[sys.argv.index("--loop") + 1 :]
-        loop(kind, *map(int, numbers))
-        return
     given = arguments(str(__doc__).splitlines()[0])
     bench = Bench("own_loop", "a training script under hetero launch, fast : slow = 3 : 1", ("torch",), given.out)
     for name, cell in CELLS.items():

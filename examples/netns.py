@@ -104,6 +104,11 @@ class Fleet:
         """Return where a path of one host is seen from outside."""
         return Path(f"/proc/{self._keepers[index].pid}/root{path}") if self._keepers else path
 
+    def connect(self, index: int, *, up: bool) -> None:
+        """Cut the link of one host, or mend it."""
+        switch = f"{self.hosts[index].name.rpartition('-')[0]}-switch"
+        _ip([f"link set port{index} {'up' if up else 'down'}"], switch)
+
     def counters(self) -> list[Counters]:
         """Return what went over each link so far."""
         return [_counters(host) for host in self.hosts]

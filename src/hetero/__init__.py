@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from hetero import errors as errors
     from hetero import graphs as graphs
     from hetero import inspect as inspect
+    from hetero import jax as jax
+    from hetero import keras as keras
     from hetero import plan as plan
     from hetero import tasks as tasks
     from hetero import train as train
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_NAMESPACES = ("batch", "cluster", "collectives", "graphs", "inspect", "plan", "tasks", "train")
+_NAMESPACES = ("batch", "cluster", "collectives", "graphs", "inspect", "jax", "keras", "plan", "tasks", "train")
 _PLACES = {
     "hetero": (*_NAMESPACES, "errors", "report"),
     "concurrent.futures": ("as_completed", "wait"),

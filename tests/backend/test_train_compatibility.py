@@ -778,6 +778,104 @@ def test_a_callback_that_cannot_step_the_scheduler_does_not_count() -> None:
         argument_checks.supported(model, nn.CrossEntropyLoss(), optimizer, 3, [print, stepping])
 
 
+class Held:
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+
+class BoxedLR(torch.optim.lr_scheduler.StepLR):
+    """One that keeps its optimizer inside another object."""
+
+    optimizer = property(lambda self: vars(self)["box"].optimizer)  # type: ignore[assignment]
+
+    @optimizer.setter
+    def optimizer(self, value: Any) -> None:
+        vars(self)["box"] = Held(value)
+
+
+class HiddenLR(BoxedLR):
+    """One that does not show it at all, once it is made."""
+
+    def __init__(self, optimizer: Any, *given: Any) -> None:
+        super().__init__(optimizer, *given)
+        self.hidden = True
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "optimizer" and "hidden" in vars(self):
+            raise RuntimeError("no")
+        return super().__getattribute__(name)
+
+
+class Lookahead(torch.optim.Optimizer):
+    """An optimizer around another one, whose groups it has."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__([torch.zeros(1)], {"lr": 1.0})
+        self.inner = inner
+        self.param_groups = inner.param_groups
+
+
+class WarmUp:
+    """A scheduler that knows torch's not at all."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        self.optimizer.param_groups[0]["lr"] = 1.0
+
+
+class OfGroups:
+    """One that holds the groups alone."""
+
+    __slots__ = ("groups",)
+
+    def __init__(self, optimizer: Any) -> None:
+        self.groups = optimizer.param_groups
+
+
+class GroupScheduler(OfGroups):
+    __slots__ = ()
+
+    def step(self) -> None:
+        self.groups[0]["lr"] = 1.0
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda optimizer: BoxedLR(optimizer, 1), "BoxedLR"),
+        (lambda optimizer: HiddenLR(optimizer, 1), "HiddenLR"),
+        (lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(Lookahead(optimizer)), "ReduceLROnPlateau"),
+        (WarmUp, "WarmUp"),
+        (GroupScheduler, "GroupScheduler"),
+    ],
+)
+def test_a_scheduler_that_holds_its_optimizer_through_something_else_is_named_where_nothing_steps_it(
+    make: Callable[[Any], Any], name: str
+) -> None:
+    optimizer, other = adam(net()), adam(net())
+    scheduler = make(optimizer)
+    assert unstepped_scheduler(optimizer, [print]) == name
+    assert unstepped_scheduler(optimizer, [lambda report: scheduler.step()]) == ""
+    assert unstepped_scheduler(optimizer, [Held(Held(scheduler))]) == ""
+    assert unstepped_scheduler(other, [print]) == ""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_scheduler_that_holds_its_optimizer_through_something_else_goes_back_with_it() -> None:
+    optimizer = adam(net())
+    scheduler = BoxedLR(optimizer, 1, 0.5)
+    history = ScheduleHistory(optimizer, 0, kept=False)
+    for _ in range(2):
+        history.again(10)
+        scheduler.step()
+        history.ended(10)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(scheduler.base_lrs[0] / 2)
+    with pytest.raises(BadValueError, match="the state of the BoxedLR has a Held, which a checkpoint cannot keep"):
+        ScheduleHistory(optimizer, 0, kept=True)
+
+
 def test_a_scheduler_of_schedulers_steps_those_within() -> None:
     model = net()
     optimizer = adam(model)
@@ -1048,6 +1146,76 @@ class Chosen(RandomSampler):  # type: ignore[misc]
 def test_a_loader_that_chooses_in_its_own_way_is_refused_by_name(options: dict[str, Any], words: str) -> None:
     with pytest.raises(BadValueError, match=words):
         as_samples(DataLoader(dataset(), **options))
+
+
+class Tripled(TensorDataset):
+    def __getitem__(self, index: Any) -> Any:
+        inputs, target = super().__getitem__(index)
+        return 3 * inputs, target
+
+
+def test_a_dataset_with_a_class_of_its_own_is_read_as_that_reads_it() -> None:
+    for given in (Tripled(*dataset().tensors), DataLoader(Tripled(*dataset().tensors), 4)):
+        inputs, _ = as_samples(given).batch([1, 2], 0, 0)
+        assert inputs.tolist() == [[3.0], [6.0]]
+
+
+class AtOnce(TensorDataset):
+    factor = 1.0
+
+    def __getitems__(self, ids: Any) -> list[Any]:
+        return [(self.factor * inputs, target) for inputs, target in map(self.__getitem__, ids)]
+
+
+class Doubled(AtOnce):
+    factor = 2.0
+
+
+def test_a_dataset_that_reads_several_samples_otherwise_than_each_of_them_is_refused() -> None:
+    assert len(as_samples(DataLoader(AtOnce(*dataset().tensors), 4))) == 10
+    assert len(as_samples(torch.utils.data.Subset(AtOnce(*dataset().tensors), [1, 2]))) == 2
+    for given in (Doubled(*dataset().tensors), DataLoader(Doubled(*dataset().tensors), 4)):
+        with pytest.raises(BadValueError, match=r"__getitems__ of Doubled gives other samples than \[i\]"):
+            as_samples(given)
+
+
+class Twice(DataLoader):  # type: ignore[misc]
+    def __iter__(self) -> Any:
+        return ((2 * inputs, target) for inputs, target in super().__iter__())
+
+
+class Short(DataLoader):  # type: ignore[misc]
+    def __len__(self) -> int:
+        return 1
+
+
+class Collating(DataLoader):  # type: ignore[misc]
+    collate_fn = property(lambda self: list, lambda self, value: None)
+
+
+class Below(Twice):
+    """Nothing of its own, and below a class that has."""
+
+
+class Preset(DataLoader):  # type: ignore[misc]
+    """A loader whose class only chooses what torch's is given."""
+
+    note = "mine"
+
+    def __init__(self, data: Any) -> None:
+        super().__init__(data, 4, collate_fn=list)
+
+    def describe(self) -> str:
+        return self.note
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(Twice, "__iter__"), (Short, "__len__"), (Collating, "collate_fn"), (Below, "__iter__")]
+)
+def test_a_loader_whose_class_does_something_of_its_own_with_batches_is_refused(kind: Any, name: str) -> None:
+    with pytest.raises(BadValueError, match=f"the loader's class \\w+ has {name} of its own, which would not be used"):
+        as_samples(kind(dataset(), 4))
+    assert as_samples(Preset(dataset())).collate is list
 
 
 def test_data_that_are_tested_have_all_their_samples() -> None:

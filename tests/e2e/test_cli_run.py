@@ -185,7 +185,7 @@ def test_a_program_ends_with_the_words_of_python_in_their_order(text: str, tmp_p
     assert plain[1]
 
 
-@pytest.mark.parametrize("flags", [("-P",), ("-O", "-B"), ("-W", "error::UserWarning"), ("-X", "utf8"), ("-u",)])
+@pytest.mark.parametrize("flags", [("-P",), ("-O", "-B"), ("-W", "error::UserWarning"), ("-Xutf8", "-us")])
 def test_the_options_of_the_interpreter_are_those_of_the_script(flags: tuple[str, ...], tmp_path: Path) -> None:
     text = "import sys\nprint(sys.flags, sys.path, sys.warnoptions, sys.stdout.write_through)\nassert not sys.argv\n"
     (tmp_path / "program.py").write_text(text)

@@ -281,6 +281,32 @@ def epochs_whose_sums_are_those_of_all_devices() -> None:
             told("epoch", *epoch(model, optimizer, loader), *evaluated(model, held_out), size(model))
 
 
+class Meter:
+    def __init__(self) -> None:
+        self.total = self.rows = 0.0
+
+    def update(self, value: float, rows: int) -> None:
+        self.total += value * rows
+        self.rows += rows
+
+
+def epochs_counted_beside_the_loop() -> None:
+    model, optimizer = small()
+    data, few = TensorDataset(*classes(700)), TensorDataset(*classes(33))
+    loader, held_out = DataLoader(data, 16, shuffle=True), DataLoader(few, 16)
+    model, optimizer, loader, held_out = fleet.prepare(model, optimizer, loader, held_out)
+    for _ in range(4):
+        seen, meter = 0, Meter()
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            seen += len(inputs)
+            meter.update(float(targets.sum()), 1)
+        told("beside", fleet.sum(seen), fleet.sum(meter.total), *evaluated(model, held_out), size(model))
+
+
 def what_is_counted_from_the_beginning() -> None:
     model, optimizer = small()
     data = TensorDataset(*classes(700))

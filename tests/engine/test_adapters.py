@@ -99,6 +99,8 @@ def test_an_executor_of_its_own_keeps_the_contract_of_a_process_pool(monkeypatch
         pool.submit(abs, 1)
     for words, said in (
         ({"max_workers": 0}, "max_workers must be greater than 0"),
+        ({"max_workers": 1.5}, r"max_workers=1.5 is not allowed; give a whole number, 1 or more"),
+        ({"max_workers": "2"}, r"max_workers='2' is not allowed"),
         ({"mp_context": multiprocessing.get_context("fork")}, "never forks of the program"),
         ({"max_tasks_per_child": 0}, "max_tasks_per_child must be >= 1"),
     ):

@@ -19,7 +19,7 @@ import pytest
 
 from hetero.comm import shared_memory
 from hetero.comm.errors import DisagreementError, GroupBrokenError
-from hetero.comm.group import Group
+from hetero.comm.group import Group, shared_row
 from hetero.comm.mesh import Mesh
 from hetero.comm.rendezvous import check_address, open_rendezvous
 from hetero.errors import BadValueError
@@ -83,6 +83,45 @@ def _many_under_way(group: Group, seed: int) -> list[str]:
 def test_sums_under_way_do_not_spoil_each_other(team: Members, seed: int) -> None:
     team.form()
     assert team.run(functools.partial(_many_under_way, seed=seed)) == [[]] * 4
+
+
+def _range(row: memoryview) -> tuple[float, float]:
+    numbers = np.frombuffer(row)
+    return float(numbers.min()), float(numbers.max())
+
+
+def _rows_side_by_side(group: Group, seed: int) -> list[str]:
+    """Read each other's rows, up to three at a time, beside ordinary sums; returns what went wrong."""
+    rng = np.random.default_rng(seed)
+    wrong, under_way, total = [], [], float(sum(range(group.world_size)))
+    for number in range(60):
+        length = int(rng.choice([1, 1000, 100_001, 300_003]))
+        row = shared_row(group, np.empty(length))
+        assert row is not None
+        np.frombuffer(row.mine)[:] = group.rank + 10 * number
+        row.send()
+        under_way.append((row, number, bool(rng.random() < 0.5)))
+        while under_way and (len(under_way) == 3 or rng.random() < 0.4):
+            first, filled, is_summed = under_way.pop(0)
+            found = [_range(each) for each in first.meet()]
+            if is_summed:
+                found = [_range(first.total())]
+            first.release()
+            want = [(rank + 10.0 * filled,) * 2 for rank in range(group.world_size)]
+            if is_summed:
+                want = [(total + group.world_size * 10.0 * filled,) * 2]
+            wrong += [] if found == want else [f"{found} is not {want}"]
+        if not under_way:
+            beside = np.full(100, float(group.rank))
+            group.all_reduce(beside)
+            wrong += [] if (beside == total).all() else ["a sum beside rows"]
+    return wrong
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_rows_that_lie_side_by_side_are_overwritten_by_nobody_who_is_ahead(team: Members, seed: int) -> None:
+    team.form()
+    assert team.run(functools.partial(_rows_side_by_side, seed=seed)) == [[]] * 4
 
 
 def _without_shared_memory(group: Group) -> tuple[list[float], bool]:

@@ -50,6 +50,60 @@ def test_wait_and_as_completed_of_the_standard_library_work(ctx: hetero.Context)
     assert sorted(future.result() for future in hetero.as_completed(futures, 120)) == list(range(5))
 
 
+class EmptyError(Exception):
+    def __len__(self) -> int:
+        return 0
+
+
+class UnsureError(Exception):
+    def __bool__(self) -> bool:
+        raise RuntimeError("neither")
+
+
+def fail_as(kind: type[Exception]) -> None:
+    raise kind("own")
+
+
+def fail_below(kind: type[Exception]) -> object:
+    return hetero.current_context().submit(fail_as, kind).result()
+
+
+@pytest.mark.parametrize("kind", [EmptyError, UnsureError])
+def test_an_exception_that_counts_as_false_is_raised_wherever_the_result_is_asked_for(
+    ctx: hetero.Context, kind: type[Exception]
+) -> None:
+    with ctx.executor() as pool:
+        for ask in (
+            lambda: ctx.run(fail_as, kind),
+            lambda: ctx.submit(fail_as, kind).result(),
+            lambda: list(ctx.map(fail_as, [kind] * 4, chunk=2)),
+            lambda: list(ctx.map(fail_as, [kind] * 4)),
+            lambda: ctx.gather([ctx.submit(fail_as, kind)]),
+            lambda: ctx.run(fail_below, kind),
+            lambda: ctx.submit(fail_as, ctx.submit(fail_as, kind)).result(),
+            lambda: list(pool.map(fail_as, [kind])),
+            lambda: asyncio.run(ctx.arun(fail_as, kind)),
+        ):
+            with pytest.raises(Exception) as caught:  # noqa: PT011  its kind is compared below
+                ask()
+            assert caught.type.__name__ == kind.__name__
+
+
+def fail_in_a_circle(count: int) -> None:
+    errors = [ValueError(number) for number in range(count)]
+    for number, error in enumerate(errors):
+        error.__cause__ = errors[(number + 1) % count]
+        error.args = (error,)
+    raise errors[0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_an_exception_that_came_from_itself_ends_its_task(ctx: hetero.Context, count: int) -> None:
+    error = ctx.submit(fail_in_a_circle, count).exception(120)
+    assert type(error) is ValueError
+    assert error.args[0] is error
+
+
 def test_wait_returns_at_the_first_exception(ctx: hetero.Context) -> None:
     slow, broken = ctx.submit(time.sleep, 0.5), ctx.submit(fail)
     done, _ = hetero.wait([slow, broken], 120, return_when=concurrent.futures.FIRST_EXCEPTION)

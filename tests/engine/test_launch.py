@@ -69,7 +69,10 @@ LATER = [
 ]  # fmt: skip
 
 
-LEFT_OUT = ["epochs_whose_sums_are_those_of_all_devices", "batches_split_one_step_ahead", "what_nobody_divides"]
+LEFT_OUT = [
+    "epochs_whose_sums_are_those_of_all_devices", "epochs_counted_beside_the_loop", "batches_split_one_step_ahead",
+    "what_nobody_divides",
+]  # fmt: skip
 
 
 def same_lines(found: str, wanted: str) -> None:
@@ -109,6 +112,32 @@ def test_a_device_stays_where_something_of_it_is_still_to_be_used(loop: str, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kinds", "where", "kills"),
+    [
+        ("norm", "forward", ("0@9", "2@13")),  # the main process, and then one of the two that are left
+        ("two,workers", "second", ("1@12",)),  # one of two optimizers has stepped
+        ("split", "evaluation", ("2@10", "1@15")),
+    ],
+)
+def test_those_that_are_left_do_a_step_again(kinds: str, where: str, kills: tuple[str, ...], tmp_path: Path) -> None:
+    script = LOOPS.with_name("launched_deaths.py")
+    options = ("--shares", "equal") if "two" in kinds else ()  # nobody is left out before it can be killed
+    found = launched(tmp_path, script, kinds, where, *kills, devices="3xcpu", options=options)
+    assert found.returncode == 0, found.stderr
+    lost = [line for line in found.stderr.splitlines() if "was ended by SIGKILL" in line]
+    assert len(lost) == len(kills), found.stderr
+    same_lines(found.stdout, alone(tmp_path, script, kinds, where))
+
+
+def test_a_step_is_given_the_batch_as_it_came(tmp_path: Path) -> None:
+    before = "fleet.step(print, inputs * 2)"
+    found = launched(tmp_path, written(tmp_path, MODEL.format(before=before, loss=ENTROPY)))
+    assert found.returncode == 2
+    assert "fleet.step was given a tensor of shape (" in found.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("loops", "steps"), [(ALL, 1000), (LATER, 2)], ids=["compared", "shares that move"])
 def test_a_loop_prints_what_one_device_prints(loops: list[str], steps: int, tmp_path: Path) -> None:
     found = launched(tmp_path, LOOPS, *loops, options=("--check-steps", str(steps)))
@@ -124,8 +153,13 @@ def test_a_loop_prints_what_one_device_prints(loops: list[str], steps: int, tmp_
         ("for _ in inputs: torch.rand(3)", ENTROPY, "drawn different random numbers"),
         ("inputs = inputs + torch.tensor([[random.random()] for _ in inputs])", ENTROPY, "different random numbers"),
         ("torch.distributions.Gamma(inputs.abs(), 1.0).sample()", ENTROPY, "script.py, line 11: torch._standard_gamma"),
+        (
+            "pass",
+            f"{ENTROPY} if number < 4 else (out**2 * inputs[:, :1]).sum() / torch.ones(len(out)).sum()",
+            "not there",
+        ),
     ],
-    ids=["centred", "drawn for each sample", "by Python", "gamma"],
+    ids=["centred", "drawn for each sample", "by Python", "gamma", "later"],
 )
 def test_what_mixes_samples_is_refused_in_one_line(before: str, loss: str, words: str, tmp_path: Path) -> None:
     found = launched(tmp_path, written(tmp_path, MODEL.format(before=before, loss=loss)))
@@ -133,6 +167,24 @@ def test_what_mixes_samples_is_refused_in_one_line(before: str, loss: str, words
     assert words in found.stderr
     assert "Traceback" not in found.stderr
     assert len(found.stderr.splitlines()) == 1
+
+
+def test_a_module_is_run_as_by_python(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "words.py").write_text("WORD = 'beside'\n")
+    (package / "training.py").write_text(f"from .words import WORD\n{INIT}fleet.print(WORD, *sys.argv[1:])\n")
+    words = [sys.executable, "-m", "hetero", "launch", "--devices", "2xcpu", "-m", "package.training", "-m", "5"]
+    found = subprocess.run(
+        words, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (found.returncode, found.stdout) == (0, "beside -m 5\n"), found.stderr
+    words[-3] = "package.trainng"
+    found = subprocess.run(
+        words, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (found.returncode, "there is no module package.trainng" in found.stderr) == (2, True), found.stderr
 
 
 @pytest.mark.slow
@@ -260,6 +312,25 @@ def test_another_way_of_starting_processes_is_refused(text: str, words: str, tmp
     assert "Traceback" not in found.stderr
 
 
+CARRIED = """
+fleet.wait()
+state, rows = None, 0
+for length in (8, 8, 6):
+    batch = fleet.split(torch.ones(length, 2))
+    state = batch if state is None else state + batch
+fleet.wait()
+"""
+
+
+@pytest.mark.slow
+def test_state_that_cannot_be_carried_over_unequal_parts_is_explained(tmp_path: Path) -> None:
+    script = written(tmp_path, CARRIED)
+    found = launched(tmp_path, script, options=("--check-steps", "0"))
+    assert found.returncode == 1
+    assert "RuntimeError: The size of tensor" in found.stderr
+    assert "needs --shares equal" in found.stderr
+
+
 def test_a_script_that_is_started_otherwise_is_told(tmp_path: Path) -> None:
     script = written(tmp_path, "")
     words = [sys.executable, str(script)]
@@ -275,6 +346,9 @@ def test_a_launch_that_cannot_begin_says_why(tmp_path: Path) -> None:
         (("--prints", "none", __file__), "give main or all"),
         (("--check-only", "--check-steps", "0", __file__), "give 1 or more"),
         (("--shares", "cpu:0", __file__), "samples as in"),
+        (("--engine", "inline", __file__), "engine inline has no use here"),
+        (("--devices", "h1/cpu:0", __file__), "h1/cpu:0 is on another host; give --engine ray"),
+        (("--devices", "1xcpu", "--working-dir", ".", __file__), "no device is on another host"),
     ):
         found = subprocess.run(
             [sys.executable, "-m", "hetero", "launch", *words],

@@ -45,9 +45,9 @@ def test_a_view_made_private_keeps_its_bytes_when_its_place_is_used_again(
 
 
 def test_views_hold_no_file_descriptor_and_are_unmapped_with_their_last_user() -> None:
+    gc.collect()  # what other tests have left
     memory = platform.shared_memory(PAGE_BYTES)
     files = len(os.listdir("/proc/self/fd"))
-    gc.collect()
     before = Path("/proc/self/maps").read_text().count("memfd:hetero")
     arrays = [np.frombuffer(platform.private_view(memory, 0, PAGE_BYTES), np.uint8) for _ in range(50)]
     assert len(os.listdir("/proc/self/fd")) == files

@@ -265,7 +265,7 @@ def test_a_host_that_joins_is_used_by_a_program_that_runs_and_one_that_leaves_co
         assert "together 2\n" in (program.stdout.readline(), program.stdout.readline())
         hosts.hetero(1, "cluster", "stop")
         said, wrong = program.communicate(timeout=PATIENCE_S)
-    assert said.splitlines()[-1] == "True", wrong
+    assert "True" in said.splitlines(), wrong  # Ray may say after it that workers of the other host are gone
 
 
 def test_certificates_need_a_host_and_a_new_folder(tmp_path: Path) -> None:

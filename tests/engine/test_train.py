@@ -430,6 +430,73 @@ def test_weights_that_a_callback_changes_are_refused() -> None:
         trained(model, ONE, epochs=2, callbacks=[average])
 
 
+class Epochs(torch.utils.data.Dataset):  # type: ignore[misc]
+    """Samples that depend on the epoch, which a callback sets."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(data()[0])
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, targets = data()
+        return inputs[index] * SCALE[0] * (1 + self.epoch), targets[index]
+
+
+SCALE = [1.0]
+
+
+class Scaled(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net().double()
+
+    def forward(self, inputs: Any) -> Any:
+        return self.scaled(self.inner(inputs))
+
+    def scaled(self, found: Any) -> Any:
+        return found * SCALE[0]
+
+
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [
+        ("inputs", "the inputs of the data"),
+        ("tensors", "the inputs of the data"),
+        ("epoch", "epoch of the data"),
+        ("inside", "dataset of the data"),
+        ("global", "something that the code of the data uses"),
+        ("model", "something that its code uses"),
+        ("test", "the targets of the test data"),
+    ],
+)
+def test_data_and_what_code_reads_that_a_callback_changes_are_refused(
+    what: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "SCALE", [1.0])
+    (inputs, targets), dataset = data(), Epochs()
+    tensors = torch.utils.data.TensorDataset(torch.from_numpy(inputs.copy()), torch.from_numpy(targets))
+    test = data()
+    changes: dict[str, Callable[[Any], object]] = {
+        "inputs": lambda _: inputs.__imul__(2.0),
+        "tensors": lambda _: tensors.tensors[0].mul_(2.0),
+        "epoch": lambda _: setattr(dataset, "epoch", 1),
+        "inside": lambda _: setattr(dataset, "epoch", 1),
+        "global": lambda _: SCALE.__setitem__(0, 3.0),
+        "model": lambda _: globals().__setitem__("SCALE", [3.0]),
+        "test": lambda _: test[1].__imul__(0),
+    }
+    given = {"tensors": tensors, "epoch": dataset, "global": dataset}
+    given["inside"] = torch.utils.data.Subset(dataset, range(64))
+    model = Scaled() if what == "model" else net().double()
+    with hetero.Trainer(
+        model, nn.CrossEntropyLoss(), adam, given.get(what, (inputs, targets)),
+        **trainer_options(global_batch=32, devices=OPEN[ONE], callbacks=[changes[what]]),
+    ) as trainer, pytest.raises(BadValueError, match=rf"a callback changed {name}, .*fit\(1\) in a loop"):  # fmt: skip
+        trainer.fit(2, test=test)
+
+
 def test_a_loss_that_a_callback_changes_is_refused_and_data_changed_between_fits_are_seen() -> None:
     class Annealed(nn.Module):  # type: ignore[misc]
         beta = 0.0

@@ -7,12 +7,21 @@ import pickle
 import sys
 import threading
 import types
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any
 
 import pytest
 
+from hetero.drive.call_environment import EnvironmentFound, kept_random_state
 from hetero.engines.shared.exceptions import add_note, dump_error, kind_here, load_error, one_line
+from hetero.floor import settings
+from hetero.floor.contexts import transparent
 from hetero.floor.errors import BadValueError, HeteroError, RemoteTracebackError
+from hetero.floor.own_memory import freed_memory_kept
+from hetero.train.compatibility import dtype_held, in_process
+from hetero.train.data import generators_kept
 
 
 class TwoError(Exception):
@@ -196,6 +205,63 @@ def test_a_class_whose_properties_hide_the_fields_of_exceptions_comes_back_as_it
     assert fields["__dict__"].__get__(found)["__notes__"] == ["noted"]
 
 
+class TraceError(Exception):
+    __traceback__ = property(lambda self: 1 / 0)  # type: ignore[assignment]
+
+
+class TraceStop(TraceError, StopIteration):  # noqa: N818
+    """One that the interpreter wraps as it leaves a generator."""
+
+
+@pytest.mark.parametrize("kind", [TraceError, TraceStop, StopIteration, RuntimeError])
+@pytest.mark.parametrize(
+    "block",
+    [
+        lambda: settings.replaced({"HETERO_TEST_ANY": "1"}),
+        kept_random_state,
+        EnvironmentFound((), True).again,
+        freed_memory_kept,
+        lambda: in_process({}),
+        generators_kept,
+        dtype_held,
+    ],
+)
+def test_our_blocks_around_code_of_users_leave_its_exceptions_as_they_are(
+    kind: type[Exception], block: Callable[[], AbstractContextManager[object]]
+) -> None:
+    error, found, trace = kind("own"), None, vars(BaseException)["__traceback__"]
+    try:
+        with block():
+            raise error
+    except kind as caught:
+        found = caught
+    assert found is error
+    assert [step.tb_frame.f_code.co_filename for step in steps(trace.__get__(found))] == [__file__]
+
+
+def steps(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def test_a_transparent_block_may_change_or_swallow_what_passes_through() -> None:
+    @transparent
+    def changed(into: Exception | None) -> Iterator[None]:
+        try:
+            yield
+        except TraceError:
+            if into is not None:
+                raise into from None
+
+    with changed(None):
+        raise TraceError
+    with pytest.raises(KeyError), changed(KeyError("new")):
+        raise TraceError
+    with changed(None):
+        pass
+
+
 def test_fields_that_c_holds_survive() -> None:
     path = travelled(PathError("/x", why="gone"))
     assert type(path) is PathError
@@ -245,6 +311,43 @@ def test_causes_contexts_and_notes_survive_and_the_remote_traceback_is_at_the_en
     back = travelled(alone)
     assert isinstance(back.__context__, KeyError)
     assert isinstance(back.__cause__, RemoteTracebackError)
+
+
+def test_exceptions_that_lead_to_each_other_in_circles_come_back_in_the_same_circles() -> None:
+    own = TwoError(1, "a")
+    own.__cause__ = own
+    back = travelled(own)
+    assert str(back) == "a (1)"
+    assert isinstance(back.__cause__, RemoteTracebackError)
+    inside = KeyError()
+    inside.args = (inside,)
+    back = travelled(inside)
+    assert back.args[0] is back
+    first, other, third = TwoError(1, "a"), TwoError(2, "b"), KeyError(3)
+    first.__cause__, first.__context__, other.__cause__, other.__context__ = other, third, third, first
+    third.__cause__, third.__context__ = first, other
+    first.partner, other.args = [other], (first, {"third": third})  # type: ignore[attr-defined]
+    back = travelled(first)
+    two = back.__cause__
+    assert back.partner == [two]
+    assert two.args == (back, {"third": back.__context__})
+    assert two.__cause__ is back.__context__
+
+
+def test_what_is_reached_in_two_ways_stays_one_and_takes_no_longer_each_time() -> None:
+    error: BaseException = KeyError("lowest")
+    for number in range(40):
+        outer = TwoError(number, "more")
+        outer.args = (error,)
+        outer.__cause__ = outer.__context__ = error
+        error = outer
+    back = travelled(error)
+    below = back.__cause__
+    assert below is back.args[0]
+    assert type(below.__cause__.args[0]) is TwoError
+    group = ExceptionGroup("many", [TwoError(1, "a")])
+    group.exceptions[0].args = (group,)
+    assert type(travelled(group).exceptions[0]) is TwoError
 
 
 def test_a_chain_without_end_and_a_circle_are_cut() -> None:

@@ -322,6 +322,9 @@ def test_a_dot_file_reads_with_defaults_chains_and_subgraphs() -> None:
         ("", "a.dot:1: '' is not 'digraph'"),
         ("digraph { a [seconds=1] ", "a.dot:1: a name is due, not the end of the file"),
         ("digraph { a [seconds=", "a.dot:1: a name is due, not the end of the file"),
+        ('digraph { "a" + b }', "a.dot:1: only a string in quotes can follow '+'"),
+        ("digraph { a -> subgraph x; }", "a.dot:1: '{' is due, not ';'"),
+        ("digraph " + "{" * 200, "a.dot:1: subgraphs stand in more than 100 others"),
     ],
 )
 def test_a_mistake_of_a_dot_file_is_told_with_its_line(text: str, said: str) -> None:
@@ -334,7 +337,57 @@ def test_arrows_need_no_blanks_lead_to_several_names_and_ports_and_labels_say_no
     text = "digraph{a[seconds=1,label=<<b>A</b>>];b[seconds=1];c[seconds=-0]a->b:n->c[bytes=2];a->{b;c}}"
     graph = read_dot(text, "a.dot", equal_devices(1))
     assert [task.id for task in graph.tasks] == ["a", "b", "c"]
-    assert [tuple(edge) for edge in graph.edges] == [("a", "b", 0), ("b", "c", 2), ("a", "c", 0)]
+    assert [tuple(edge) for edge in graph.edges] == [("a", "b", 2), ("b", "c", 2), ("a", "c", 0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "edges"),
+    [
+        ("{a b} -> c", [("a", "c", 0), ("b", "c", 0)]),
+        ("subgraph x {a; b} -> subgraph y {c d} [bytes=3]", [(s, d, 3) for s in "ab" for d in "cd"]),
+        ("a -> {b {c}} -> d", [("a", "b", 0), ("a", "c", 0), ("b", "d", 0), ("c", "d", 0)]),
+        ("a -> {b -> c} [bytes=1]", [("b", "c", 0), ("a", "b", 1), ("a", "c", 1)]),
+        ("{edge [bytes=5] a -> b} a -> c", [("a", "b", 5), ("a", "c", 0)]),
+        ("a -> b [bytes=2] a -> b [bytes=3]", [("a", "b", 5)]),
+        ('"a" -> "b" + "" + "c"', [("a", "bc", 0)]),
+        ('"a\\\nb" -> c', [("ab", "c", 0)]),
+    ],
+)
+def test_edges_of_subgraphs_of_pairs_given_twice_and_of_strings_in_parts(
+    text: str, edges: list[tuple[str, str, int]]
+) -> None:
+    graph = read_dot("digraph { node [seconds=1] " + text + " }", "a.dot", equal_devices(1))
+    assert [tuple(edge) for edge in graph.edges] == edges
+
+
+def test_defaults_of_a_subgraph_end_with_it_and_a_strict_graph_keeps_the_last_edge_of_a_pair() -> None:
+    text = "strict digraph { node [seconds=1] {node [seconds=2] a} b; a -> b [bytes=2]; a -> b [bytes=3] }"
+    graph = read_dot(text, "a.dot", equal_devices(1))
+    assert {task.id: task.seconds for task in graph.tasks} == {"a": (2.0,), "b": (1.0,)}
+    assert graph.edges == (GraphEdge("a", "b", 3),)
+
+
+@pytest.mark.parametrize("name", ["g.dot", "g.json", "g.stg", "g.txt"])
+def test_a_byte_order_mark_says_nothing_in_any_format(tmp_path: Path, name: str) -> None:
+    texts = {
+        "g.dot": "digraph { a [seconds=1] }",
+        "g.json": json.dumps(DOCUMENT),
+        "g.stg": "1\n 0 4 0\n",
+        "g.txt": "1 20 -1\n",
+    }
+    for mark in ("", "\ufeff"):
+        path = written(tmp_path, name, mark + texts[name])
+        more: dict[str, Any] = {} if name == "g.json" else {"fleet": "1"}
+        if name == "g.txt":
+            more = {"fleet": str(written(tmp_path, "f.json", mark + json.dumps(KINDS))), "columns": ("cpu", "gpu")}
+        assert len(convert(path, **more).tasks) >= 1
+
+
+KINDS = {
+    "format": "hetero-fleet/1",
+    "devices": [{"id": "c", "memory_node": "ram", "kind": "cpu"}, {"id": "g", "memory_node": "ram", "kind": "gpu"}],
+    "memory_nodes": [{"id": "ram"}],
+}
 
 
 @given(st.text(alphabet='digraph{}[]->;= "\nab1.', max_size=40))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -320,6 +321,22 @@ def test_memory_nodes_without_a_path_are_refused_when_something_must_travel() ->
     with pytest.raises(BadValueError, match="no path of links leads from memory node 'a' to 'b'"):
         problem_of(TaskGraph(devices, Topology(nodes, ()), tasks, (GraphEdge("s", "t", 4),)))
     assert problem_of(TaskGraph(devices, Topology(nodes, ()), tasks, (GraphEdge("s", "t", 0),)))
+
+
+@pytest.mark.parametrize("model", ["contention", "free"])
+def test_a_link_is_needed_only_where_data_may_have_to_go(model: str) -> None:
+    """Data go from a to b alone: what c makes is read on c, and b makes nothing that a could read."""
+    devices = tuple(GraphDevice(name, name) for name in "abc")
+    nodes, links = tuple(MemoryNode(name, 10**9) for name in "abc"), (Link("a", "b", 1.0, 1.0),)
+    only = {name: tuple(1.0 if name == each else math.inf for each in "abc") for name in "abc"}
+    tasks = tuple(GraphTask(name, only[name[0]]) for name in ("a1", "b1", "c1", "c2"))
+    edges = (GraphEdge("a1", "b1", 4), GraphEdge("c1", "c2", 4), GraphEdge("b1", "c1", 0))
+    made = TaskGraph(devices, Topology(nodes, links), tasks, edges)
+    found = plan_graph(made, budget=Budget(iterations=30), transfer_model=model).schedule
+    assert faults(made, found) == []
+    assert found.makespan_s == 1.0 + 5.0 + 1.0 + 2.0
+    with pytest.raises(BadValueError, match="no path of links leads from memory node 'b' to 'c'"):
+        problem_of(replace(made, edges=(*edges[:2], GraphEdge("b1", "c1", 1))))
 
 
 def test_a_cycle_is_named() -> None:

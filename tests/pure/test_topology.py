@@ -262,3 +262,16 @@ def test_links_between_devices_go_to_the_scheduler_as_it_takes_them() -> None:
         ("h0/cuda:0", "h0/cuda:1", "nvlink"),
         ("h0/cuda:1", "h0/cuda:0", "nvlink"),
     }
+
+
+@pytest.mark.parametrize("value", [None, "1GB", True, -1, float("nan")])
+def test_a_memory_node_or_a_link_without_a_number_is_refused(value: object) -> None:
+    for make in (
+        lambda: hetero.graphs.MemoryNode("m", value),  # type: ignore[arg-type]
+        lambda: hetero.graphs.Link("a", "b", value, 1e9),  # type: ignore[arg-type]
+        lambda: hetero.graphs.Link("a", "b", 1e-5, value),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(BadValueError, match=rf"is {value!r}, which is not allowed; give (bytes|seconds)"):
+            make()
+    with pytest.raises(BadValueError, match=r"bandwidth_bytes_per_s of the link from 'a' to 'b' is 0, .* above 0"):
+        hetero.graphs.Link("a", "b", 0.0, 0)

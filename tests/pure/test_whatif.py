@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from benchmarks.graphs_contention import changes
 from hetero.catalog.load import find
 from hetero.floor.errors import HeteroError
+from hetero.graphs import comparison
+from hetero.graphs.check import faults
+from hetero.graphs.comparison import FleetComparison, compare, is_part_of, plan_family
+from hetero.graphs.planning import Budget, PlannedGraph, plan_graph
 from hetero.graphs.whatif import Measured, changed, named_devices, speed_of
 from hetero.model.graph import GraphDevice, GraphTask, TaskGraph
+from hetero.model.schedule import Schedule
 from hetero.model.topology import Link, MemoryNode, Topology
 from hetero.plan.performance.cost_model import Sample
 
@@ -105,3 +114,71 @@ def test_a_task_is_of_the_function_whose_name_it_has_but_for_numbers_at_its_end(
 def test_a_mistake_is_told_with_its_remedy(add: list[str], remove: list[str], known: list[str], told: str) -> None:
     with pytest.raises(HeteroError, match=told.replace("'", "."), check=lambda error: "\n" not in str(error)):
         changed(GRAPH, add, remove, named_devices(GRAPH, known))
+
+
+def test_a_larger_fleet_is_never_slower_and_its_bound_never_above_that_of_a_smaller_one() -> None:
+    made = list(itertools.islice(changes(0, most=20), 10))
+    assert {each.adds for each in made} == {True, False}
+    for each in made:
+        found = compare(each.before, each.after, Budget(iterations=4), 0)
+        small, large = (found.now, found.then) if each.adds else (found.then, found.now)
+        assert large.makespan_s <= small.makespan_s, each.name
+        assert large.lower_bound_s <= small.lower_bound_s, each.name
+        assert faults(each.before, found.now) == faults(each.after, found.then) == [], each.name
+
+
+def wide(devices: int) -> TaskGraph:
+    """Return a graph in which a second device helps a little and a third not at all; memory is shared."""
+    fleet = tuple(GraphDevice(f"d{n}", "ram") for n in range(devices))
+    tasks = tuple(GraphTask(f"t{n}", (1.0,) * devices) for n in range(4))
+    return TaskGraph(fleet, Topology((MemoryNode("ram", 10**9),)), tasks, ())
+
+
+def test_a_plan_is_one_of_a_larger_fleet_but_not_of_one_with_less_memory_or_other_seconds() -> None:
+    small, large = wide(2), wide(3)
+    assert is_part_of(small, large)
+    assert not is_part_of(large, small)
+    assert not is_part_of(small, replace(large, topology=Topology((MemoryNode("ram", 10**8),))))
+    slower = tuple(GraphTask(task.id, (1.0, 2.0, 1.0)) for task in large.tasks)
+    assert not is_part_of(small, replace(large, tasks=slower))
+    moved = (large.devices[0], GraphDevice("d1", "elsewhere"), large.devices[2])
+    assert not is_part_of(small, replace(large, devices=moved))
+    linked = replace(small, topology=replace(small.topology, links=(Link("ram", "ram2", 0.0, 1.0),)))
+    assert not is_part_of(linked, large)
+
+
+def test_plans_and_bounds_are_carried_over_from_fleet_to_fleet_whatever_the_search_finds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The search finds 9 s on the larger fleet and 4 s on the smaller, and a bound of 3 s on the larger alone."""
+    small, large = wide(1), wide(2)
+    found = {1: plan_graph(small, "heft").schedule, 2: plan_graph(large, "heft").schedule}
+    worse = plan_graph(replace(large, devices=large.devices[:1], tasks=wide(1).tasks), "heft").schedule
+    late = tuple(row._replace(start_s=row.start_s + 5.0, finish_s=row.finish_s + 5.0) for row in worse.placements)
+    given = {
+        1: replace(found[1], lower_bound_s=0.0),
+        2: replace(worse, placements=late, makespan_s=9.0, lower_bound_s=1.5),
+    }
+    asked = []
+
+    def planned(graph: TaskGraph, *_: object, starts: Sequence[Schedule], **__: object) -> PlannedGraph:
+        asked.append((len(graph.devices), [start.makespan_s for start in starts]))
+        return PlannedGraph(given[len(graph.devices)], 1, 0.0, 0.0, ())
+
+    monkeypatch.setattr(comparison, "plan_graph", planned)
+    one, other = plan_family((large, small), Budget(iterations=2), 0)
+    assert (one.makespan_s, other.makespan_s) == (4.0, 4.0)
+    assert (one.lower_bound_s, other.lower_bound_s) == (1.5, 1.5)
+    assert asked == [(1, []), (2, [4.0]), (1, [4.0, 4.0]), (2, [4.0, 4.0])]
+
+
+def test_a_comparison_is_decided_where_the_gaps_do_not_overlap() -> None:
+    def made(makespan_s: float, bound_s: float) -> Schedule:
+        return Schedule((), makespan_s, bound_s, "search")
+
+    assert FleetComparison(made(4.0, 3.0), made(2.5, 2.0)).is_decided
+    assert FleetComparison(made(4.0, 3.0), made(6.0, 5.0)).is_decided
+    assert not FleetComparison(made(4.0, 2.0), made(3.0, 1.0)).is_decided
+    assert FleetComparison(made(4.0, 4.0), made(4.0, 4.0)).is_decided
+    found = FleetComparison(made(4.0, 2.0), made(3.0, 1.0))
+    assert (found.at_least, found.at_most) == (pytest.approx(2 / 3), 4.0)

@@ -144,6 +144,31 @@ def test_parents_that_wait_for_each_other_go_on_while_a_third_device_always_work
     assert result.happened["strangers"] == 1
 
 
+@pytest.mark.parametrize("children", [1, 2, 5])
+def test_parents_that_wait_for_several_in_a_circle_go_on_while_a_third_device_always_works(children: int) -> None:
+    nested = [tuple(SimTask(task(1, PINS[1 - at], name="child")) for _ in range(children)) for at in range(2)]
+    pairs = [SimTask(task(1 + at, PINS[at], name="parent"), nested=nested[at]) for at in range(2)]
+    busy = [SimTask(task(3 + at, PINS[2], name="busy")) for at in range(100)]
+    result = simulate(Program([*pairs, *busy], together=True), cpus(3), lambda *_: 0.1, check_every=1)
+    assert max(result.commits[1], result.commits[2]) < 2.0 < result.commits[102]
+
+
+@pytest.mark.parametrize("leased_too", [False, True])
+def test_children_of_a_class_that_killed_a_worker_run_on_top_of_their_parent_while_another_device_works(
+    leased_too: bool,
+) -> None:
+    pin, seconds = Request() if leased_too else PINS[0], {"child": 0.01, "parent": 0.1, "busy": 20.0}
+    killer = SimTask(task(1, Request(on=("cpu:0",), crashes=0), name="child"))
+    parent = SimTask(task(2, pin, name="parent"), 1.0, nested=(SimTask(task(1, pin, name="child")),) * 2)
+    leases = [SimLease(1, LeaseRequest(on=("cpu:0",)), at_s=0.5, tasks=[leased(parent, 1)])] if leased_too else []
+    entries = [killer, SimTask(task(3, PINS[1], name="busy")), *([] if leased_too else [parent])]
+    faults = Faults(poison=frozenset({1}))
+    result = simulate(
+        Program(entries, leases=leases), cpus(2), lambda one, _: seconds[one.name], faults=faults, check_every=1
+    )
+    assert result.commits[2] < 5.0 < result.commits[3]
+
+
 def test_two_parents_with_many_children_keep_two_devices_at_work() -> None:
     def parent(number: int) -> SimTask:
         return SimTask(task(number, name="parent"), nested=tuple(SimTask(task(1, name="child")) for _ in range(400)))
@@ -211,12 +236,19 @@ def test_what_waits_for_the_end_of_a_stack_that_has_no_room_is_not_given_up_with
     assert {1, 2} <= set(result.commits)
 
 
-@pytest.mark.parametrize("seed", [9, 431, 443, 490, 567, 701, 791, 1088, 1489, 5657])
+@pytest.mark.parametrize("seed", [9, 431, 443, 490, 567, 701, 791, 1088, 1489, 5657, 7795])
 def test_nested_tasks_and_groups_of_leases_end_in_worlds_where_they_once_waited_for_ever(seed: int) -> None:
     result = World(seed).run(SimHooks())
     assert result.machine is not None
     assert not result.machine.pool.leases
     assert not result.machine.tasks
+
+
+def test_a_nested_task_that_has_room_is_not_given_up_for_others_that_the_policy_prefers_and_that_have_none() -> None:
+    result = World(26183).run(SimHooks())
+    assert result.machine is not None
+    assert not result.machine.tasks, "what travels ahead of its task is nothing to wait for"
+    assert not [failure for failure in result.failures.values() if "finds no room" in failure.message]
 
 
 GPUS = [
@@ -271,6 +303,16 @@ def test_a_nested_task_runs_on_top_of_its_parent_although_the_device_was_leased_
     lease = SimLease(1, LeaseRequest(on=("cpu:0",)), at_s=0.1, held_s=50.0)
     result = simulate(Program([parent], leases=[lease]), cpus(2), lambda *_: 1.0, check_every=1)
     assert result.commits[1] < 10.0
+
+
+def test_a_leased_task_runs_on_top_of_one_that_waits_for_the_end_of_the_lease() -> None:
+    seconds = {"busy": 0.3, "parent": 0.4, "f": 0.1}
+    parent = SimTask(task(1, PINS[0], name="parent"), nested=(SimTask(task(1, PINS[1])),))
+    busy = SimTask(task(2, PINS[1], name="busy"))
+    lease = SimLease(1, LeaseRequest(count=2), at_s=0.1, tasks=[leased(SimTask(task(101, PINS[0])), 1)])
+    result = simulate(Program([busy, parent], leases=[lease]), cpus(2), lambda one, _: seconds[one.name], check_every=1)
+    assert set(result.commits) >= {1, 2, 101}
+    assert result.commits[101] < result.commits[1] < 2.0
 
 
 def test_what_a_task_nests_that_runs_again_after_its_lease_runs_where_that_runs() -> None:

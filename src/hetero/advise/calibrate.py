@@ -9,12 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hetero.advise.calibration import MINI, Timed
 from hetero.floor.clock import monotonic_s
 from hetero.model.architecture import ModelSpec
 from hetero.model.device import HOST_NODE, Device
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Decoder", "MeasuredExchange", "measure_device", "measure_exchange", "targets"]
 
@@ -129,7 +132,7 @@ def measure_exchange(devices: int) -> MeasuredExchange:
     from hetero.session.tasks import task
 
     def timed(sizes: tuple[int, ...]) -> dict[str, float]:
-        def one(values: object) -> Callable[[], Any]:
+        def one(values: object) -> Callable[[], object]:
             return lambda: all_reduce(values)
 
         arrays = {size: np.ones(size // 4, np.float32) for size in sizes}
@@ -153,7 +156,7 @@ class Decoder:
     def __init__(self, spec: ModelSpec, place: str, dtype: object) -> None:
         import torch
 
-        def matrix(rows: int, columns: int) -> Any:
+        def matrix(rows: int, columns: int) -> torch.Tensor:
             return torch.randn(rows, columns, device=place, dtype=torch.float32).mul_(columns**-0.5).to(dtype)
 
         kv = spec.kv_heads * spec.head_dim
@@ -173,10 +176,10 @@ class Decoder:
             for _ in range(spec.layers)
         ]
 
-    def _heads(self, x: Any, count: int) -> Any:
+    def _heads(self, x: torch.Tensor, count: int) -> torch.Tensor:
         return x.view(x.shape[0], count, self.spec.head_dim).transpose(0, 1)
 
-    def _pass(self, tokens: object, cache: list[tuple[object, object]] | None) -> Any:
+    def _pass(self, tokens: object, cache: list[tuple[torch.Tensor, torch.Tensor]] | None) -> torch.Tensor:
         """Compute the logits of the last token; with a cache, of one token after those that it holds."""
         import torch
         from torch.nn import functional
@@ -205,7 +208,7 @@ class Decoder:
         given = torch.arange(tokens, device=self.table.device) % self.spec.vocab
         return lambda: self._pass(given, None)
 
-    def step(self, kept: int) -> Callable[[], Any]:
+    def step(self, kept: int) -> Callable[[], object]:
         """Return the call that answers one token after so many."""
         import torch
 

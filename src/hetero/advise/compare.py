@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from hetero.catalog.values import DeviceSpec
 from hetero.floor.errors import BadValueError, MissingPackageError, did_you_mean
@@ -71,7 +70,7 @@ class ComparisonRow:
     memory_gib_per_tflop_per_s: float | None
     uses: tuple[str, ...]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the figures by name."""
         return asdict(self)
 

@@ -123,7 +123,7 @@ class FitReport:
         """'fits', 'tight' or 'does not fit'."""
         return self.fit.answer
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return what a program would read."""
         return {
             "answer": self.answer,

@@ -210,7 +210,7 @@ class LayerPlacement:
         order = sorted(pairs, key=lambda pair: (pair[0] == last, pair[0].index))
         return tuple((device, count) for device, count in order if count)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Return the settings of the engine: 'environment', 'run', 'verify', and for accelerate 'device_map'."""
         return _settings(self)
 

@@ -184,7 +184,7 @@ class Match:
         lines = [f"{self.rank}. {name}: score {self.score:.2f}{', beaten by none' if self.best else ''}"]
         return "\n".join([*lines, *(f"   {reason}" for reason in self.reasons)])
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return what a program would read."""
         plain = {"device": self.device, "devices": self.devices, "count": self.count, "replicas": self.replicas}
         if self.refused:
@@ -226,7 +226,7 @@ class DeviceChoice:
     refused: tuple[Match, ...]
     notes: tuple[str, ...] = field(default=())
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return what a program would read."""
         rows = {"matches": self.matches, "refused": self.refused}
         return {key: [row.as_dict() for row in found] for key, found in rows.items()} | {"notes": list(self.notes)}

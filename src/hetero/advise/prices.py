@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from hetero.catalog.load import find
@@ -99,7 +100,7 @@ def age_of(day: str) -> str:
     return f"of {day}, {'today' if days == 0 and rest else many + ' old'}"
 
 
-def own_price(given: Any, where: str, day: Any = "") -> Paid:
+def own_price(given: Any, where: str, day: object = "") -> Paid:
     """Check a price that the user gives: a number above zero, and the day that it is of.
 
     Raises
@@ -211,7 +212,7 @@ def live_prices(devices: Sequence[DeviceSpec]) -> tuple[dict[str, Paid], str]:
     return found, note
 
 
-def _asked(gpuhunt: Any) -> tuple[list[object], str]:
+def _asked(gpuhunt: ModuleType) -> tuple[list[object], str]:
     """Return the offers of the providers that could be read, and what to say of the others."""
     try:
         with _quiet():

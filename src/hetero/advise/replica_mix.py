@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hetero.advise.estimate import estimate
 from hetero.advise.fleet import Kind
@@ -75,7 +74,7 @@ class MixChoice:
     offers: dict[str, Offer]
     notes: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return what a program would read."""
         plans = {"mix": self.mix, "single": self.single}
         return {

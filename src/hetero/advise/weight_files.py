@@ -230,7 +230,7 @@ def _gguf(file: Path) -> tuple[dict[str, int], dict[str, object]]:
         return dict(_tensors(head, tensors)), known
 
 
-def _value(head: _Header, kind: int, inside: bool = False) -> Any:
+def _value(head: _Header, kind: int, inside: bool = False) -> object:
     if kind == _TEXT:
         return head.text()
     if kind == _LIST and not inside:

@@ -31,7 +31,7 @@ class DeviceArray:
 
     __slots__ = ("__weakref__", "backend", "dtype", "handle", "shape")
 
-    def __init__(self, backend: Backend, handle: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(self, backend: Backend, handle: object, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
         self.backend = backend
         self.handle = handle
         self.shape = shape
@@ -52,11 +52,11 @@ class DeviceArray:
         """Bytes of the elements."""
         return self.size * self.dtype.itemsize
 
-    def copy_out(self) -> NDArray[Any]:
+    def copy_out(self) -> NDArray[np.generic]:
         """Return a NumPy array with the same elements."""
         return self.backend.copy_out(self)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[np.generic]:
         if copy is False:
             raise ValueError(f"the data lives on {self.backend.device.id}; NumPy can only have a copy of it")
         out = self.copy_out()
@@ -113,7 +113,7 @@ class Arguments(NamedTuple):
     """
 
     arrays: tuple[DeviceArray, ...]
-    scalars: tuple[Any, ...]
+    scalars: tuple[object, ...]
     ordered: tuple[object, ...]
 
 
@@ -145,7 +145,9 @@ def sort_arguments(backend: Backend, kernel: Kernel, args: Iterable[Any]) -> Arg
     return Arguments(tuple(arrays), tuple(scalars), tuple(ordered))
 
 
-def outputs(kernel: Kernel, args: Sequence[object]) -> tuple[tuple[tuple[tuple[int, ...], np.dtype[Any]], ...], bool]:
+def outputs(
+    kernel: Kernel, args: Sequence[object]
+) -> tuple[tuple[tuple[tuple[int, ...], np.dtype[np.generic]], ...], bool]:
     """Ask a kernel for the shapes and dtypes of its results.
 
     Returns

@@ -11,16 +11,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any, ClassVar, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetero.backends.wording import one_line
 from hetero.floor.clock import monotonic_s
-from hetero.floor.errors import BadValueError, DeviceError, HeteroError, OutOfDeviceMemoryError
+from hetero.floor.errors import BadValueError, DeviceError, HeteroError, OutOfDeviceMemoryError, came_from
 from hetero.model.device import HOST_NODE, KINDS, Device, DeviceKind, DeviceStatus
 from hetero.model.topology import Link
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 __all__ = ["Backend", "Found", "Kernel", "Speed", "best_s", "grow", "is_memory_error"]
 
@@ -243,11 +247,11 @@ class Backend(ABC):
         except Exception:  # noqa: BLE001  a status is never worth a failure
             return DeviceStatus()
 
-    def namespace(self) -> Any:
+    def namespace(self) -> ModuleType | None:
         """Return the array-API module of this device; None where there is none, and for devices that take kernels."""
         return None
 
-    def activate(self) -> AbstractContextManager[Any]:
+    def activate(self) -> AbstractContextManager[object]:
         """Make this device the current one of its framework for the `with` block."""
         return _NOTHING
 
@@ -255,7 +259,7 @@ class Backend(ABC):
         """Return whether a value is an array of this device."""
         return False
 
-    def copy_in(self, array: NDArray[Any]) -> Any:
+    def copy_in(self, array: NDArray[np.generic]) -> object:
         """Copy a NumPy array to the device's memory node.
 
         Parameters
@@ -281,7 +285,7 @@ class Backend(ABC):
         with self._worded(f"cannot take an array of {array.nbytes} bytes"):
             return self._copy_in(array)
 
-    def copy_out(self, array: object) -> NDArray[Any]:
+    def copy_out(self, array: object) -> NDArray[np.generic]:
         """Return an array of this device as a NumPy array; raises as `copy_in` does."""
         self._check_open()
         if not self.owns(array):
@@ -292,7 +296,7 @@ class Backend(ABC):
         with self._worded("cannot copy an array back"):
             return self._copy_out(array)
 
-    def alloc(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def alloc(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         """Return a new array of this device with undefined contents; raises as `copy_in` does."""
         self._check_open()
         wanted = np.dtype(dtype)
@@ -336,7 +340,7 @@ class Backend(ABC):
         with self._worded("failed in work that was started earlier"):
             self._synchronize()
 
-    def transfer(self, array: Any, peer: Backend) -> Any:
+    def transfer(self, array: object, peer: Backend) -> object:
         """Copy an array of this device to another open device; return the other's array.
 
         Goes directly where both back ends know how, else through the host's memory.
@@ -349,7 +353,7 @@ class Backend(ABC):
             direct = self._transfer(array, peer)
         return direct if direct is not None else peer.copy_in(self.copy_out(array))
 
-    def as_buffer(self, array: object) -> NDArray[Any] | None:
+    def as_buffer(self, array: object) -> NDArray[np.generic] | None:
         """Return a NumPy array that shares the memory of an array of this device, None where a copy is needed."""
         return self._as_buffer(array) if self.owns(array) else None
 
@@ -362,12 +366,10 @@ class Backend(ABC):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether an exception, or what it came from, means that memory ran out."""
-        seen: BaseException | None = error
-        while seen is not None:
-            if is_memory_error(seen) or self._is_out_of_memory(seen):
-                return True
-            seen = seen.__cause__
-        return False
+        try:
+            return any(is_memory_error(each) or self._is_out_of_memory(each) for each in came_from(error))
+        except Exception:  # noqa: BLE001  a user's exception may raise anything when it is shown
+            return False
 
     def measure(self) -> Speed:
         """Measure the device in about 50 ms once it is warm.
@@ -402,7 +404,7 @@ class Backend(ABC):
         if not self.is_open:
             raise DeviceError(f"{self.device.id} is not open", remedy="call open() first")
 
-    def _check_dtype(self, dtype: np.dtype[Any]) -> None:
+    def _check_dtype(self, dtype: np.dtype[np.generic]) -> None:
         if not self._dtype_ok(dtype):
             raise BadValueError(
                 f"an array of dtype {dtype} cannot live on {self.device.id}", remedy="convert it with astype() first"
@@ -434,25 +436,25 @@ class Backend(ABC):
     def _status(self) -> DeviceStatus:
         return DeviceStatus()
 
-    def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> object:
         return self._copy_in(np.empty(shape, dtype))
 
     def _free(self, array: object) -> None:  # noqa: B027  garbage collection frees what a device does not
         pass
 
     @abstractmethod
-    def _copy_in(self, array: NDArray[Any]) -> Any:
+    def _copy_in(self, array: NDArray[np.generic]) -> object:
         """Copy a NumPy array to the device; return the device's array."""
 
     @abstractmethod
-    def _copy_out(self, array: object) -> NDArray[Any]:
+    def _copy_out(self, array: object) -> NDArray[np.generic]:
         """Copy an array of the device to a NumPy array."""
 
     @abstractmethod
     def _synchronize(self) -> None:
         """Wait until everything that was started has ended."""
 
-    def _run(self, implementation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+    def _run(self, implementation: Any, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         return implementation(*args, **kwargs)
 
     def _try_kernel(self, adds_one: Kernel) -> None:
@@ -469,13 +471,13 @@ class Backend(ABC):
         """Copy directly to a peer, or give None."""
         return None
 
-    def _as_buffer(self, array: object) -> NDArray[Any] | None:
+    def _as_buffer(self, array: object) -> NDArray[np.generic] | None:
         return None
 
     def _links(self) -> Sequence[Link]:
         return ()
 
-    def _dtype_ok(self, dtype: np.dtype[Any]) -> bool:
+    def _dtype_ok(self, dtype: np.dtype[np.generic]) -> bool:
         return dtype.kind in "biufc"
 
     def _is_out_of_memory(self, error: BaseException) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,7 +32,7 @@ class _Held:
         self.own: dict[SetThreads, tuple[int, list[int]]] = {}
 
 
-SetThreads = Callable[[int], Any]
+SetThreads = Callable[[int], object]
 _held = _Held()
 
 
@@ -159,29 +160,30 @@ class CpuBackend(Backend):
     def _status(self) -> DeviceStatus:
         return host.cpu_status(self._load.busy_frac())
 
-    def namespace(self) -> Any:
+    def namespace(self) -> ModuleType:
         """Return NumPy as an array-API module."""
-        import array_api_compat.numpy as xp
+        import array_api_compat.numpy
 
-        return xp
+        found: ModuleType = array_api_compat.numpy
+        return found
 
     def owns(self, value: object) -> bool:
         """Return whether a value is a NumPy array."""
         return isinstance(value, np.ndarray)
 
-    def _dtype_ok(self, dtype: np.dtype[Any]) -> bool:
+    def _dtype_ok(self, dtype: np.dtype[np.generic]) -> bool:
         return True
 
-    def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
         return np.empty(shape, dtype)
 
-    def _copy_in(self, array: NDArray[Any]) -> NDArray[Any]:
+    def _copy_in(self, array: NDArray[np.generic]) -> NDArray[np.generic]:
         return array
 
-    def _copy_out(self, array: object) -> NDArray[Any]:
+    def _copy_out(self, array: object) -> NDArray[np.generic]:
         return np.asarray(array)
 
-    def _as_buffer(self, array: object) -> NDArray[Any]:
+    def _as_buffer(self, array: object) -> NDArray[np.generic]:
         return np.asarray(array)
 
     def _synchronize(self) -> None:

@@ -7,9 +7,10 @@ top, nor change JAX's settings outside of `activate`: there 64-bit types are on,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,12 @@ from hetero.backends.base import Backend, Found
 from hetero.backends.cpu import CpuLoad, cpu_device, hold_threads, release_threads
 from hetero.backends.gpus import gpu_status, pci_addresses
 from hetero.backends.wording import one_line
+from hetero.floor.contexts import transparent
 from hetero.floor.settings import offer
 from hetero.model.device import KINDS, Device, DeviceStatus, DeviceType, is_host_kind
+
+if TYPE_CHECKING:
+    import jax
 
 __all__ = ["JaxBackend"]
 
@@ -47,7 +52,7 @@ class JaxBackend(Backend):
         return found
 
     @classmethod
-    def _try(cls, jax: Any, device: Device) -> Found:
+    def _try(cls, jax: ModuleType, device: Device) -> Found:
         try:
             native = _native(jax, device)
             ones = jax.device_put(np.ones((8, 8), np.float32), native)
@@ -95,15 +100,15 @@ class JaxBackend(Backend):
             status = DeviceStatus(used, free, status.utilisation_frac, status.temperature_c, status.power_w)
         return status
 
-    def namespace(self) -> Any:
+    def namespace(self) -> ModuleType:
         """Return `jax.numpy`; inside `activate` it makes its arrays on this device."""
         return import_module("jax.numpy")
 
-    def activate(self) -> AbstractContextManager[Any]:
+    def activate(self) -> AbstractContextManager[object]:
         """Make this device JAX's default one, with 64-bit types on."""
         return self._current()
 
-    @contextmanager
+    @transparent
     def _current(self) -> Iterator[None]:
         with self._wide(), self._jax.default_device(self._native):
             yield
@@ -119,17 +124,17 @@ class JaxBackend(Backend):
         """Return whether a value is a JAX array that lies on this device and no other."""
         return self.is_open and isinstance(value, self._jax.Array) and value.devices() == {self._native}
 
-    def _dtype_ok(self, dtype: np.dtype[Any]) -> bool:
+    def _dtype_ok(self, dtype: np.dtype[np.generic]) -> bool:
         return dtype.kind in "biufc" and dtype.isnative and dtype not in (np.longdouble, np.clongdouble)
 
-    def _copy_in(self, array: NDArray[Any]) -> Any:
+    def _copy_in(self, array: NDArray[np.generic]) -> object:
         with self._wide():
             return self._jax.device_put(array, self._native)
 
-    def _copy_out(self, array: object) -> NDArray[Any]:
+    def _copy_out(self, array: object) -> NDArray[np.generic]:
         return np.asarray(array)
 
-    def _as_buffer(self, array: object) -> NDArray[Any] | None:
+    def _as_buffer(self, array: object) -> NDArray[np.generic] | None:
         return np.asarray(array) if self._on_cpu else None
 
     def _transfer(self, array: object, peer: Backend) -> object:
@@ -152,7 +157,7 @@ class JaxBackend(Backend):
         return lambda: add(src).block_until_ready()
 
 
-def _kind(native: Any) -> str:
+def _kind(native: jax.Device) -> str:
     platform = str(native.platform).lower()
     if platform != "gpu":
         return {"metal": "mps"}.get(platform, platform)
@@ -160,13 +165,13 @@ def _kind(native: Any) -> str:
     return "rocm" if "rocm" in version else "cuda"
 
 
-def _native(jax: Any, device: Device) -> Any:
+def _native(jax: ModuleType, device: Device) -> jax.Device:
     if device.is_host:
         return jax.local_devices(backend="cpu")[0]
     return next(native for native in jax.local_devices() if native.id == device.index)
 
 
-def _describe(native: Any, kind: str, driver: str) -> Device:
+def _describe(native: jax.Device, kind: str, driver: str) -> Device:
     stats = native.memory_stats() or {}
     label = kind if kind == "tpu" else f"jax-{kind}"
     addresses = pci_addresses(kind)

@@ -6,7 +6,7 @@ In: arrays and calls. Out: the same arrays, and None for every call. It must not
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,13 +54,13 @@ class NullBackend(Backend):
         """Return whether a value is a NumPy array: that is all that it holds."""
         return isinstance(value, np.ndarray)
 
-    def _copy_in(self, array: NDArray[Any]) -> NDArray[Any]:
+    def _copy_in(self, array: NDArray[np.generic]) -> NDArray[np.generic]:
         return array
 
-    def _copy_out(self, array: object) -> NDArray[Any]:
+    def _copy_out(self, array: object) -> NDArray[np.generic]:
         return np.asarray(array)
 
-    def _as_buffer(self, array: object) -> NDArray[Any]:
+    def _as_buffer(self, array: object) -> NDArray[np.generic]:
         return np.asarray(array)
 
     def _run(self, implementation: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import permutations
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from hetero.backends.host import pci_silicon
@@ -90,7 +91,7 @@ def _ask(call: Callable[..., object], *args: object) -> Any:
     return answer.decode() if isinstance(answer, bytes) else answer
 
 
-def _read_gpu(nvml: Any, index: int) -> GpuReading:
+def _read_gpu(nvml: ModuleType, index: int) -> GpuReading:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
     use = _ask(nvml.nvmlDeviceGetUtilizationRates, handle)
@@ -110,7 +111,7 @@ def _read_gpu(nvml: Any, index: int) -> GpuReading:
     )
 
 
-def _read_nvlinks(nvml: Any, handle: Any) -> tuple[NvLink, ...]:
+def _read_nvlinks(nvml: ModuleType, handle: object) -> tuple[NvLink, ...]:
     found = []
     for number in range(_MAX_NVLINKS):
         version = _ask(nvml.nvmlDeviceGetNvLinkVersion, handle, number)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,11 @@ from hetero.backends.gpus import gpu_status
 from hetero.backends.wording import one_line
 from hetero.floor.errors import BadValueError, DeviceError
 from hetero.model.device import Device, DeviceStatus, DeviceType
+
+if TYPE_CHECKING:
+    from pyopencl import Device as OpenClDevice
+    from pyopencl import Kernel as OpenClKernel
+    from pyopencl import Program
 
 __all__ = ["OpenclBackend"]
 
@@ -86,7 +92,7 @@ class OpenclBackend(Backend):
         self._context = self._cl.Context([native])
         self._queue = self._cl.CommandQueue(self._context)
         self._budget = ByteBudget(self.device.id, self.device.memory_limit_bytes)
-        self._programs: dict[str, Any] = {}
+        self._programs: dict[str, Program] = {}
         self._kernels: dict[tuple[str, str], object] = {}
         self._try_kernel(_TINY)
 
@@ -108,7 +114,7 @@ class OpenclBackend(Backend):
         """Return whether a value is an array of this device."""
         return isinstance(value, DeviceArray) and value.backend is self
 
-    def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
+    def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> DeviceArray:
         array = DeviceArray(self, None, shape, dtype)
         self._budget.take(array.nbytes)
         weakref.finalize(array, self._budget.free, array.nbytes)
@@ -118,13 +124,13 @@ class OpenclBackend(Backend):
     def _free(self, array: Any) -> None:
         array.handle.release()
 
-    def _copy_in(self, array: NDArray[Any]) -> DeviceArray:
+    def _copy_in(self, array: NDArray[np.generic]) -> DeviceArray:
         there = self._alloc(array.shape, array.dtype)
         if array.nbytes:
             self._cl.enqueue_copy(self._queue, there.handle, np.ascontiguousarray(array), is_blocking=True)
         return there
 
-    def _copy_out(self, array: Any) -> NDArray[Any]:
+    def _copy_out(self, array: Any) -> NDArray[np.generic]:
         out = np.empty(array.shape, array.dtype)
         if array.nbytes:
             self._cl.enqueue_copy(self._queue, out, array.handle, is_blocking=True)
@@ -133,7 +139,7 @@ class OpenclBackend(Backend):
     def _synchronize(self) -> None:
         self._queue.finish()
 
-    def _run(self, implementation: Any, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
+    def _run(self, implementation: Any, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         kernel: Kernel = implementation
         if kwargs:
             raise BadValueError(
@@ -155,7 +161,7 @@ class OpenclBackend(Backend):
             self._cl.enqueue_nd_range_kernel(self._queue, built, items, kernel.local_size)
         return results[0] if single else results
 
-    def _bind(self, built: Any, position: int, value: object) -> object:
+    def _bind(self, built: OpenClKernel, position: int, value: object) -> object:
         if isinstance(value, DeviceArray):
             return value.handle
         if isinstance(value, np.generic):
@@ -167,7 +173,7 @@ class OpenclBackend(Backend):
         except OverflowError as error:
             raise BadValueError(f"{value!r} does not fit argument {position}, a {word!r}") from error
 
-    def _built(self, kernel: Kernel) -> Any:
+    def _built(self, kernel: Kernel) -> OpenClKernel:
         key = (kernel.source, kernel.entry)
         if key not in self._kernels:
             if kernel.source not in self._programs:
@@ -188,7 +194,7 @@ class OpenclBackend(Backend):
                 f"kernel {kernel.entry!r} was not built for {self.device.id}: {str(error).strip()}"
             ) from error
 
-    def _dtype_ok(self, dtype: np.dtype[Any]) -> bool:
+    def _dtype_ok(self, dtype: np.dtype[np.generic]) -> bool:
         return dtype.kind in "biufc" and dtype.isnative
 
     def _is_out_of_memory(self, error: BaseException) -> bool:
@@ -211,7 +217,7 @@ class OpenclBackend(Backend):
         return lambda: self._cl.enqueue_copy(self._queue, dst.handle, src.handle)
 
 
-def _natives(cl: Any) -> Sequence[object]:
+def _natives(cl: ModuleType) -> Sequence[object]:
     try:
         platforms = cl.get_platforms()
     except cl.Error:
@@ -226,7 +232,7 @@ def _natives(cl: Any) -> Sequence[object]:
     return found
 
 
-def _describe(cl: Any, native: Any, index: int) -> Device:
+def _describe(cl: ModuleType, native: OpenClDevice, index: int) -> Device:
     kind = native.type
     on_cpu = bool(kind & cl.device_type.CPU)
     broad = "CPU" if on_cpu else "FPGA" if kind & cl.device_type.ACCELERATOR else "GPU"
@@ -245,7 +251,7 @@ def _describe(cl: Any, native: Any, index: int) -> Device:
     )
 
 
-def _chip(native: Any, index: int) -> str:
+def _chip(native: OpenClDevice, index: int) -> str:
     try:
         if hasattr(native, "pci_bus_id_nv"):
             slot = native.pci_slot_id_nv

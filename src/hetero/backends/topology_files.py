@@ -198,7 +198,7 @@ def _word(row: Mapping[str, object], key: str, allowed: Sequence[str], at: str, 
     return word
 
 
-def _text(row: Mapping[str, object], key: str, at: str, usual: str = "") -> str:
+def _text(row: Mapping[str, Any], key: str, at: str, usual: str = "") -> str:
     given = row.get(key, usual)
     given = str(given) if isinstance(given, int) and not isinstance(given, bool) else given
     if not isinstance(given, str) or has_control(given):

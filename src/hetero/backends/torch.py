@@ -7,10 +7,11 @@ top, nor change which device is torch's current one outside of `activate`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,12 @@ from hetero.backends.base import Backend, Found, is_memory_error
 from hetero.backends.cpu import CpuLoad, cpu_device, hold_threads, release_threads
 from hetero.backends.gpus import gpu_status, pci_addresses
 from hetero.backends.wording import one_line
+from hetero.floor.contexts import transparent
 from hetero.model.device import KINDS, Device, DeviceStatus, DeviceType
 from hetero.model.topology import Link
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["TorchBackend", "is_out_of_memory"]
 
@@ -50,7 +55,7 @@ class TorchBackend(Backend):
         return found
 
     @classmethod
-    def _try(cls, torch: Any, device: Device) -> Found:
+    def _try(cls, torch: ModuleType, device: Device) -> Found:
         try:
             ones = torch.ones((8, 8), device=_place(torch, device))
             total = float((ones @ ones).sum().cpu())
@@ -112,15 +117,15 @@ class TorchBackend(Backend):
         nodes = dict.fromkeys(self.device.silicon, self.device.memory_node)
         return nvidia.links_of(nvidia.read(), nodes) if self.device.kind == "cuda" else ()
 
-    def namespace(self) -> Any:
+    def namespace(self) -> ModuleType:
         """Return torch as an array-API module; inside `activate` it makes its arrays on this device."""
         return import_module("array_api_compat.torch")
 
-    def activate(self) -> AbstractContextManager[Any]:
+    def activate(self) -> AbstractContextManager[object]:
         """Make this device torch's current one, and the place of new tensors."""
         return nullcontext() if self._on_cpu else self._current()
 
-    @contextmanager
+    @transparent
     def _current(self) -> Iterator[None]:
         several = self._has("set_device")
         before = self._module.current_device() if several else 0
@@ -139,29 +144,29 @@ class TorchBackend(Backend):
             return False
         return bool(value.device.type == self._place.type and value.device.index == self._place.index)
 
-    def _dtype_ok(self, dtype: np.dtype[Any]) -> bool:
+    def _dtype_ok(self, dtype: np.dtype[np.generic]) -> bool:
         if self._place.type == "mps" and dtype in (np.float64, np.complex128):
             return False
         return dtype.kind in "biufc" and dtype.itemsize <= 16 and dtype.isnative and dtype != np.longdouble
 
-    def _copy_in(self, array: NDArray[Any]) -> Any:
+    def _copy_in(self, array: NDArray[np.generic]) -> object:
         dense = np.ascontiguousarray(array).reshape(array.shape)  # torch ends the process on negative strides
         tensor = self._torch.from_dlpack(dense)
         return tensor if self._on_cpu else tensor.to(self._place)
 
-    def _copy_out(self, array: Any) -> NDArray[Any]:
+    def _copy_out(self, array: torch.Tensor) -> NDArray[np.generic]:
         plain = array.detach().resolve_conj().resolve_neg().cpu()
         return np.asarray(plain.numpy())
 
-    def _as_buffer(self, array: Any) -> NDArray[Any] | None:
+    def _as_buffer(self, array: torch.Tensor) -> NDArray[np.generic] | None:
         plain = self._on_cpu and not (array.is_conj() or array.is_neg() or array.layout != self._torch.strided)
         return np.asarray(array.detach().numpy()) if plain else None
 
-    def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> object:
         like = self._torch.from_dlpack(np.empty(0, dtype))
         return self._torch.empty(shape, dtype=like.dtype, device=self._place)
 
-    def _transfer(self, array: Any, peer: Backend) -> object:
+    def _transfer(self, array: torch.Tensor, peer: Backend) -> object:
         return array.to(peer._place) if isinstance(peer, TorchBackend) and not peer._on_cpu else None
 
     def _synchronize(self) -> None:
@@ -192,7 +197,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @cache
-def _new_tensors() -> Any:
+def _new_tensors() -> Callable[[torch.device], AbstractContextManager[object]]:
     """Return the class of modes in which new tensors are made on a device, unless a generator of the host fills them.
 
     So the sampler of a DataLoader works in a task, as it does where torch has no default device.
@@ -203,7 +208,7 @@ def _new_tensors() -> Any:
     class NewTensors(import_module("torch.utils._device").DeviceContext):  # type: ignore[misc]
         """torch's mode of a default device, which heeds generators."""
 
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
+        def __torch_function__(self, func: object, types: object, args: object = (), kwargs: Any = None) -> object:
             if kwargs and kwargs.get("generator") is not None and func in filled and kwargs.get("device") is None:
                 kwargs = {**kwargs, "device": kwargs["generator"].device}
             return super().__torch_function__(func, types, args, kwargs)
@@ -211,11 +216,11 @@ def _new_tensors() -> Any:
     return NewTensors
 
 
-def _place(torch: Any, device: Device) -> Any:
+def _place(torch: ModuleType, device: Device) -> torch.device:
     return torch.device(KINDS[device.kind].torch_place(device.index))
 
 
-def _accelerator_kind(torch: Any) -> str | None:
+def _accelerator_kind(torch: ModuleType) -> str | None:
     if not torch.accelerator.is_available():
         return None
     kind = torch.accelerator.current_accelerator().type
@@ -223,7 +228,7 @@ def _accelerator_kind(torch: Any) -> str | None:
     return kind if kind in TorchBackend.kinds else None
 
 
-def _describe(torch: Any, kind: str, index: int, address: str) -> Device:
+def _describe(torch: ModuleType, kind: str, index: int, address: str) -> Device:
     module: object = getattr(torch, torch.device(KINDS[kind].torch_place(index)).type, None)
     facts = module.get_device_properties(index) if hasattr(module, "get_device_properties") else None
     memory = getattr(facts, "total_memory", None)
@@ -245,7 +250,7 @@ def _describe(torch: Any, kind: str, index: int, address: str) -> Device:
     )
 
 
-def _unused_gpus(torch: Any) -> list[Found]:
+def _unused_gpus(torch: ModuleType) -> list[Found]:
     """List GPUs that NVIDIA's driver knows and this build of torch cannot use."""
     return [
         Found(

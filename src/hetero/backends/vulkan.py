@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from tempfile import gettempdir
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from hetero.backends.gpus import gpu_status
 from hetero.floor.errors import BadValueError, DeviceError
 from hetero.floor.settings import lent
 from hetero.model.device import Device, DeviceStatus, DeviceType
+
+if TYPE_CHECKING:
+    from wgpu import GPUAdapter, GPUBindGroupLayout, GPUBuffer
 
 __all__ = ["VulkanBackend"]
 
@@ -76,7 +79,7 @@ class _Built(NamedTuple):
     """A compiled kernel: its pipeline, its layout, its work-group, its binding numbers, the types of its numbers."""
 
     pipeline: object
-    layout: Any
+    layout: GPUBindGroupLayout
     group: tuple[int, int, int]
     bindings: tuple[int, ...]
     scalars: tuple[str, ...]
@@ -134,7 +137,7 @@ class VulkanBackend(Backend):
         """Return whether a value is an array of this device."""
         return isinstance(value, DeviceArray) and value.backend is self
 
-    def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
+    def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> DeviceArray:
         array = DeviceArray(self, None, shape, dtype)
         self._budget.take(array.nbytes)
         weakref.finalize(array, self._budget.free, array.nbytes)
@@ -146,7 +149,7 @@ class VulkanBackend(Backend):
     def _free(self, array: Any) -> None:
         array.handle.destroy()
 
-    def _copy_in(self, array: NDArray[Any]) -> DeviceArray:
+    def _copy_in(self, array: NDArray[np.generic]) -> DeviceArray:
         there = self._alloc(array.shape, array.dtype)
         if array.nbytes:
             flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -155,7 +158,7 @@ class VulkanBackend(Backend):
             self._gpu.queue.write_buffer(there.handle, 0, flat)
         return there
 
-    def _copy_out(self, array: Any) -> NDArray[Any]:
+    def _copy_out(self, array: Any) -> NDArray[np.generic]:
         if not array.nbytes:
             return np.empty(array.shape, array.dtype)
         data = self._gpu.queue.read_buffer(array.handle, 0, _padded(array.nbytes))
@@ -165,7 +168,7 @@ class VulkanBackend(Backend):
     def _synchronize(self) -> None:
         self._gpu.queue.read_buffer(self._mark)  # the queue works in order; wgpu's own wait fails in version 0.32
 
-    def _run(self, implementation: Any, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
+    def _run(self, implementation: Any, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         kernel: Kernel = implementation
         if kwargs:
             raise BadValueError(
@@ -190,7 +193,7 @@ class VulkanBackend(Backend):
             self._dispatch(built, buffers, groups)
         return results[0] if single else results
 
-    def _dispatch(self, built: _Built, buffers: Sequence[Any], groups: tuple[int, int, int]) -> None:
+    def _dispatch(self, built: _Built, buffers: Sequence[GPUBuffer], groups: tuple[int, int, int]) -> None:
         entries = [
             {"binding": number, "resource": {"buffer": buffer, "offset": 0, "size": buffer.size}}
             for number, buffer in zip(built.bindings, buffers, strict=True)
@@ -204,7 +207,7 @@ class VulkanBackend(Backend):
         compute.end()
         self._gpu.queue.submit([encoder.finish()])
 
-    def _check_wgsl(self, kernel: Kernel, dtype: np.dtype[Any]) -> None:
+    def _check_wgsl(self, kernel: Kernel, dtype: np.dtype[np.generic]) -> None:
         narrower = _WIDE.get(dtype.str[1:])
         if narrower is not None:
             raise BadValueError(
@@ -217,7 +220,7 @@ class VulkanBackend(Backend):
                 remedy="convert to a 32-bit type first",
             )
 
-    def _uniform(self, kernel: Kernel, types: Sequence[str], scalars: Sequence[object]) -> Any:
+    def _uniform(self, kernel: Kernel, types: Sequence[str], scalars: Sequence[object]) -> object:
         if len(types) != len(scalars):
             raise BadValueError(
                 f"kernel {kernel.entry!r} declares {len(types)} numbers in its uniform block and got {len(scalars)}",
@@ -263,7 +266,7 @@ class VulkanBackend(Backend):
             _uniform_types(kernel.source),
         )
 
-    def _entry(self, number: int, space: str, access: str) -> dict[str, Any]:
+    def _entry(self, number: int, space: str, access: str) -> dict[str, object]:
         types = self._wgpu.BufferBindingType
         kind = (
             types.uniform
@@ -274,7 +277,7 @@ class VulkanBackend(Backend):
         )
         return {"binding": number, "visibility": self._wgpu.ShaderStage.COMPUTE, "buffer": {"type": kind}}
 
-    def _dtype_ok(self, dtype: np.dtype[Any]) -> bool:
+    def _dtype_ok(self, dtype: np.dtype[np.generic]) -> bool:
         return dtype.kind in "biufc" and dtype.isnative
 
     def _is_out_of_memory(self, error: BaseException) -> bool:
@@ -287,7 +290,7 @@ class VulkanBackend(Backend):
         one = self.copy_in(np.ones((n, n), np.float32))
         return lambda: self.run(kernel, (one, np.uint32(n)))
 
-    def _stream(self, nbytes: int) -> Callable[[], Any]:
+    def _stream(self, nbytes: int) -> Callable[[], object]:
         src, dst = self.alloc((nbytes,), np.uint8), self.alloc((nbytes,), np.uint8)
 
         def copy() -> None:
@@ -334,14 +337,14 @@ def _group_size(kernel: Kernel) -> tuple[int, int, int]:
     )
 
 
-def _adapters() -> list[Any]:
+def _adapters() -> list[GPUAdapter]:
     wgpu = import_module("wgpu")
     with lent("XDG_RUNTIME_DIR", gettempdir()):  # without it Mesa complains on standard error of hosts without a screen
         adapters = wgpu.gpu.enumerate_adapters_sync()
     return [adapter for adapter in adapters if adapter.info["backend_type"] != "OpenGL"]
 
 
-def _describe(adapters: Sequence[Any]) -> list[Device]:
+def _describe(adapters: Sequence[GPUAdapter]) -> list[Device]:
     devices: list[Device] = []
     seen: dict[tuple[int, int], int] = {}
     for index, adapter in enumerate(adapters):

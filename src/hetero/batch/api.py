@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetero.batch import size_history
 from hetero.batch.base import Job, Sink, Source
@@ -146,7 +146,7 @@ class _Program:
         For people.
     """
 
-    given: Any
+    given: object
     whole: BatchProgram
     key: str
     name: str

@@ -66,7 +66,7 @@ class Piece(NamedTuple):
         Of the first one in that file, from 0.
     """
 
-    records: Any
+    records: object
     file: str
     row: int
 
@@ -149,7 +149,7 @@ class BadRecord(NamedTuple):
     place: Place
     reason: str
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return one line of the quarantine file."""
         return {"item": self.item, "file": self.place.file, "row": self.place.row, "reason": self.reason}
 

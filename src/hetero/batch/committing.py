@@ -88,7 +88,7 @@ class Journal:
                 found.append(pickle.loads(data))
         return found
 
-    def get(self, begin: int) -> Any:
+    def get(self, begin: int) -> object:
         """Return the results of the batch that begins with an item."""
         data = self._store.get(_key(begin))
         assert data is not None, "a batch is dropped only after its part was written"
@@ -157,7 +157,7 @@ class MergeSink(Sink):
             data = pickle.dumps((part.number, part.end, state, part.bad))
             FileStore(self._folder / "states").put(f"part-{part.number}", data)
 
-    def close(self) -> Any:
+    def close(self) -> object:
         """Return the value of all parts; what was kept for resuming goes."""
         import shutil
 
@@ -297,7 +297,7 @@ class Committer:
         """How many writes are waiting."""
         return sum(not write.done() for write in self._writes)
 
-    def finish(self) -> Any:
+    def finish(self) -> object:
         """Write the last part of a source of unknown length, wait for the writer, and close the sink."""
         for number in sorted(self._open):
             if number not in self._whole and self._open[number].entries:

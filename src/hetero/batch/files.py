@@ -86,11 +86,11 @@ class _Decodes:
     size: tuple[int, int] | None
     mode: str
 
-    def __call__(self, files: Sequence[FileRef]) -> Any:
+    def __call__(self, files: Sequence[FileRef]) -> object:
         images = [self._image(file) for file in files]
         return images if self.size is None else np.stack(images)
 
-    def _image(self, file: FileRef) -> NDArray[Any]:
+    def _image(self, file: FileRef) -> NDArray[np.generic]:
         from PIL import Image
 
         data = _content(file, self.storage)

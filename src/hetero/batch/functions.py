@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from hetero.model.device import Device
 from hetero.session.functions import source_of
 from hetero.session.identity import value_identity
 from hetero.session.requests import refuse_coroutine
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["OnnxModel", "Prepared", "TorchModel", "function_identity", "function_key", "prepared"]
 
@@ -120,7 +123,7 @@ class TorchModel:
     wish : in what it may compute; results come back as float32
     """
 
-    def __init__(self, module: Any, wish: Wish) -> None:
+    def __init__(self, module: torch.nn.Module, wish: Wish) -> None:
         self.module, self.wish = module, wish
         self._place = "cpu"
         self._chooser: Chooser | None = None
@@ -142,7 +145,7 @@ class TorchModel:
             },
         )
 
-    def __call__(self, batch: object) -> Any:
+    def __call__(self, batch: object) -> object:
         """Evaluate a batch."""
         import torch
 
@@ -159,7 +162,7 @@ class TorchModel:
         kind = getattr(torch, precision)
         module = copy.deepcopy(self.module).eval().to(device=self._place, dtype=kind)
 
-        def run(inputs: Any) -> Any:
+        def run(inputs: Any) -> object:
             outputs = module(inputs.to(kind) if inputs.is_floating_point() else inputs)
             return (outputs.float() if outputs.is_floating_point() else outputs).cpu().numpy()
 
@@ -192,7 +195,7 @@ class OnnxModel:
         }
         self._chooser = Chooser(self.wish, makers)
 
-    def __call__(self, batch: object) -> Any:
+    def __call__(self, batch: object) -> object:
         """Evaluate a batch: an array for a model of one input, a dict by name for more."""
         assert self._chooser is not None, "a worker sets it up"
         return self._chooser(batch, count(batch))
@@ -207,7 +210,7 @@ class OnnxModel:
         session = onnxruntime.InferenceSession(data, options, providers=there)
         first, names = session.get_inputs()[0].name, [output.name for output in session.get_outputs()]
 
-        def run(batch: object) -> Any:
+        def run(batch: object) -> object:
             outputs = session.run(None, batch if isinstance(batch, dict) else {first: np.asarray(batch)})
             return outputs[0] if len(outputs) == 1 else dict(zip(names, outputs, strict=True))
 

@@ -19,7 +19,7 @@ from hetero.floor.errors import BadValueError, did_you_mean
 __all__ = ["Count", "Fold", "Histogram", "Mean", "Merge", "Sum", "TopK", "check_associative", "merge_of"]
 
 Node = tuple[int, int]
-Nodes = dict[Node, Any]
+Nodes = dict[Node, tuple[object] | None]
 
 
 class Merge(ABC):
@@ -32,7 +32,7 @@ class Merge(ABC):
     """
 
     @abstractmethod
-    def start(self, results: object, begin: int, end: int, missing: Sequence[int] = ()) -> Any:
+    def start(self, results: object, begin: int, end: int, missing: Sequence[int] = ()) -> object:
         """Return the state of some results.
 
         Parameters
@@ -42,11 +42,11 @@ class Merge(ABC):
         """
 
     @abstractmethod
-    def combine(self, one: Any, other: Any) -> Any:
+    def combine(self, one: Any, other: Any) -> object:
         """Return the state of two states' items together."""
 
     @abstractmethod
-    def finish(self, state: Any) -> Any:
+    def finish(self, state: Any) -> object:
         """Return the value of all items."""
 
 
@@ -150,7 +150,7 @@ class Mean(Sum):
         """Return the sums and counts of both."""
         return super().combine(one[0], other[0]), one[1] + other[1]
 
-    def finish(self, state: Any) -> Any:
+    def finish(self, state: Any) -> object:
         """Divide the sum by the count; None where there was no result."""
         return super().finish(state[0]) / state[1] if state[1] else None
 
@@ -189,7 +189,7 @@ class TopK(Merge):
         self.k = k
         self.key = key
 
-    def start(self, results: Any, begin: int, end: int, missing: Sequence[int] = ()) -> list[Any]:
+    def start(self, results: Any, begin: int, end: int, missing: Sequence[int] = ()) -> list[object]:
         """Return the best of some results."""
         gone = set(missing)
         items = (item for item in range(begin, end) if item not in gone)
@@ -198,7 +198,7 @@ class TopK(Merge):
             (self.key(row) if self.key else row, -item, row) for item, row in zip(items, rows, strict=False)
         )
 
-    def combine(self, one: list[Any], other: list[Any]) -> list[Any]:
+    def combine(self, one: list[Any], other: list[object]) -> list[object]:
         """Return the best of both."""
         return self._best([*one, *other])
 
@@ -223,16 +223,16 @@ class Histogram(Merge):
         if self.edges.ndim != 1 or len(self.edges) < 2 or np.any(np.diff(self.edges) <= 0):
             raise BadValueError("a histogram needs ascending edges", remedy="give two edges or more")
 
-    def start(self, results: object, begin: int, end: int, missing: Sequence[int] = ()) -> Any:
+    def start(self, results: object, begin: int, end: int, missing: Sequence[int] = ()) -> object:
         """Count some results."""
         values = np.zeros(0) if results is None else np.asarray(results)
         return np.histogram(values, self.edges)[0].astype(np.int64)
 
-    def combine(self, one: Any, other: Any) -> Any:
+    def combine(self, one: Any, other: object) -> object:
         """Add the counts."""
         return one + other
 
-    def finish(self, state: Any) -> Any:
+    def finish(self, state: object) -> Any:
         """Return the counts."""
         return state
 
@@ -260,7 +260,7 @@ def merge_of(given: object) -> Merge | None:
     )
 
 
-def check_associative(function: Callable[[Any, Any], Any], a: Any, b: Any, c: Any) -> None:
+def check_associative(function: Callable[[Any, Any], Any], a: object, b: object, c: object) -> None:
     """Refuse a function whose result depends on which of three values are combined first.
 
     Raises
@@ -280,7 +280,7 @@ def check_associative(function: Callable[[Any, Any], Any], a: Any, b: Any, c: An
         )
 
 
-def _climbed(values: Any, begin: int, pairs: Callable[[Any], Any]) -> Nodes:
+def _climbed(values: Any, begin: int, pairs: Callable[[Any], object]) -> Nodes:
     """Return the nodes above the values of consecutive items."""
     nodes: Nodes = {}
     level = 0

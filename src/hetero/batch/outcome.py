@@ -61,7 +61,7 @@ class DeviceStatistics:
         self.raw_bytes += raw_bytes
         self.home_bytes += home_bytes
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the figures by name."""
         return {
             "device": self.device.id,

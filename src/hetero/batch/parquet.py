@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from hetero.batch.base import Found, Job, Part
 from hetero.batch.records import is_frame, is_table, joined
 from hetero.batch.sinks import MANIFEST, QUARANTINE, FolderSink
 from hetero.floor.errors import MissingPackageError, SerialisationError
+
+if TYPE_CHECKING:
+    import pyarrow.dataset
 
 __all__ = ["ParquetSink"]
 
@@ -52,7 +55,7 @@ class ParquetSink(FolderSink):
                 "Parquet files need the package pyarrow", remedy="pip install 'hetero-core[batch]'"
             ) from error
         super().__init__(folder)
-        self._schema: Any = None
+        self._schema: pyarrow.Schema | None = None
 
     def open(self, job: Job, found: Found) -> dict[int, int]:
         """Make the folder, or see what an earlier run left in it, and of which schema that is."""
@@ -116,7 +119,7 @@ def _column(values: object) -> object:
     return column
 
 
-def _repeating(field: Any, above: str = "") -> Iterator[str]:
+def _repeating(field: pyarrow.Field, above: str = "") -> Iterator[str]:
     """Yield the paths of columns whose values may repeat: a dictionary of floating-point numbers only takes time."""
     import pyarrow as pa
 
@@ -130,5 +133,5 @@ def _repeating(field: Any, above: str = "") -> Iterator[str]:
         yield path
 
 
-def _words(schema: Any) -> str:
+def _words(schema: pyarrow.Schema) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema)

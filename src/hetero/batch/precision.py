@@ -25,7 +25,7 @@ PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "float16", "any")
 _GROWN = 8
 _RUNS = 3
 
-Run = Callable[[Any], Any]
+Run = Callable[..., Any]
 
 
 class Wish(NamedTuple):
@@ -85,7 +85,7 @@ class Chooser:
         self._measured = 0
         self.computed_in = ""
 
-    def __call__(self, inputs: object, size: int) -> Any:
+    def __call__(self, inputs: object, size: int) -> object:
         """Return the results of a batch of so many records."""
         if self._wish.word == "any" and size >= _GROWN * self._measured:
             self._measured = size
@@ -121,7 +121,7 @@ def _seconds(run: Run, inputs: object) -> float:
     return min(found)
 
 
-def _off_frac(found: Any, exact: Any) -> float:
+def _off_frac(found: Any, exact: object) -> float:
     """Return the largest difference as a share of the largest exact result, over all outputs."""
     if isinstance(exact, dict):
         return max(_off_frac(found[name], exact[name]) for name in exact)

@@ -51,7 +51,7 @@ class ItemBatch:
         return self.end - self.begin
 
     @property
-    def records(self) -> Any:
+    def records(self) -> object:
         """The records in one run."""
         return joined([piece.records for piece in self.pieces])
 
@@ -119,7 +119,7 @@ class Reader:
         part_items: int,
         done: Sequence[tuple[int, int]],
         bound_bytes: int,
-        cost: Callable[[Any], float] | None,
+        cost: Callable[..., float] | None,
         woken: Callable[[], None],
     ) -> None:
         self._source, self._part_items, self._bound_bytes = source, part_items, bound_bytes

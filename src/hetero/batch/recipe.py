@@ -53,11 +53,11 @@ class BatchRecipe:
 
     name: str
     function: Any
-    source: Any
+    source: object
     keywords: Mapping[str, Any] = field(default_factory=dict)
     options: BatchOptions = field(default_factory=BatchOptions)
     limits: BatchLimits = field(default_factory=BatchLimits)
-    context: Mapping[str, Any] = field(default_factory=dict)
+    context: Mapping[str, object] = field(default_factory=dict)
 
 
 def read_batch_recipe(path: Path | str, set: Sequence[str] = (), **usual: object) -> BatchRecipe:
@@ -111,7 +111,7 @@ def _function(folder: Path, word: object) -> object:
     return _named(folder, str(word))
 
 
-def _source(folder: Path, word: object) -> Any:
+def _source(folder: Path, word: object) -> object:
     if isinstance(word, dict) and not word.keys().isdisjoint(KINDS):
         return _described(folder, word)
     if not isinstance(word, str):

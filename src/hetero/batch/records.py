@@ -9,12 +9,15 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetero.floor.errors import BadValueError
+
+if TYPE_CHECKING:
+    import pyarrow.dataset
 
 __all__ = [
     "PackedTable",
@@ -72,7 +75,7 @@ def count(records: Any) -> int:
     return int(records.num_rows) if is_table(records) else len(records)
 
 
-def cut(records: Any, begin: int, end: int) -> Any:
+def cut(records: Any, begin: int, end: int) -> object:
     """Return some of the records in the same form; a view where the form has views.
 
     Examples
@@ -87,7 +90,7 @@ def cut(records: Any, begin: int, end: int) -> Any:
     return records.iloc[begin:end] if is_frame(records) else records[begin:end]
 
 
-def without(records: object, places: Sequence[int]) -> Any:
+def without(records: object, places: Sequence[int]) -> object:
     """Return the records but those at some places.
 
     Examples
@@ -131,7 +134,7 @@ def joined(runs: Sequence[Any]) -> Any:
         ) from error
 
 
-def _joined_alike(first: Any, runs: Sequence[Any]) -> object:
+def _joined_alike(first: object, runs: Sequence[Any]) -> object:
     if isinstance(first, dict):
         if any(run.keys() != first.keys() for run in runs):
             raise KeyError(f"columns {sorted({tuple(run) for run in runs})}")
@@ -192,7 +195,7 @@ class PackedTable(NamedTuple):
     stream: NDArray[np.uint8]
 
 
-def packed(records: object) -> Any:
+def packed(records: object) -> object:
     """Return records as they travel."""
     if not is_table(records) or "pyarrow" not in sys.modules:
         return records
@@ -205,7 +208,7 @@ def packed(records: object) -> Any:
     return PackedTable(stream)
 
 
-def unpacked(records: object) -> Any:
+def unpacked(records: object) -> object:
     """Return records as they were, without a copy."""
     if not isinstance(records, PackedTable):
         return records
@@ -214,7 +217,7 @@ def unpacked(records: object) -> Any:
     return pa.ipc.open_stream(pa.py_buffer(records.stream)).read_all()
 
 
-def _write(table: Any, sink: Any) -> None:
+def _write(table: pyarrow.Table, sink: object) -> None:
     import pyarrow as pa
 
     with pa.ipc.new_stream(sink, table.schema) as writer:

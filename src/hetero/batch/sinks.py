@@ -229,14 +229,14 @@ class NpySink(FolderSink):
         return len(array)
 
 
-def _array(results: object) -> NDArray[Any] | None:
+def _array(results: object) -> NDArray[np.generic] | None:
     try:
         return np.asarray(results)
     except ValueError:
         return None
 
 
-def _checked_note(note: object, place: str) -> dict[str, Any]:
+def _checked_note(note: object, place: str) -> dict[str, object]:
     """Return the note of a part once it is seen to name a file of this folder only."""
     checked = record_of(note, _NOTE, place)
     name = checked["file"]
@@ -252,7 +252,7 @@ def _head(job: Job) -> dict[str, Any]:
     return {"job": job.key, "source": job.source}
 
 
-def _rows(part: Part) -> Iterator[Any]:
+def _rows(part: Part) -> Iterator[object]:
     for results in part.results:
         if hasattr(results, "to_pylist"):
             yield from results.to_pylist()
@@ -265,7 +265,7 @@ def _rows(part: Part) -> Iterator[Any]:
             yield from results
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     """Return what JSON knows for NumPy's numbers and arrays."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
@@ -295,7 +295,7 @@ class CollectSink(Sink):
     """Keeps all results and gives them joined: a list of lists, an array of arrays, a table of tables."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, list[Any]] = {}
+        self._parts: dict[int, list[object]] = {}
 
     def open(self, job: Job, found: Found) -> dict[int, int]:
         """Prepare; nothing is there before."""
@@ -305,7 +305,7 @@ class CollectSink(Sink):
         """Keep a part."""
         self._parts[part.number] = list(part.results)
 
-    def close(self) -> Any:
+    def close(self) -> object:
         """Return the results in the order of the items; an empty list where there are none."""
         results = [result for number in sorted(self._parts) for result in self._parts[number]]
         return joined(results) if results else []

@@ -11,7 +11,7 @@ import itertools
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +20,10 @@ from hetero.batch.records import count, cut, size_bytes
 from hetero.floor.documents import read_array
 from hetero.floor.errors import BadValueError, HeteroError
 from hetero.session.identity import value_identity
+
+if TYPE_CHECKING:
+    import pyarrow.dataset
+    import torch
 
 __all__ = [
     "ArraySource",
@@ -232,7 +236,7 @@ class DatasetSource(Source):
     A run that is resumed scans what comes before its place once more; `hetero.batch.Tables` passes over whole files.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: torch.utils.data.Dataset) -> None:
         self._dataset = dataset
         form = getattr(getattr(dataset, "format", None), "default_extname", "")
         self._length = int(dataset.count_rows()) if form in _COUNTED else None
@@ -284,7 +288,7 @@ class ReaderSource(Source):
         From `read`: the reader was read before, or the run is resumed.
     """
 
-    def __init__(self, reader: Any) -> None:
+    def __init__(self, reader: pyarrow.RecordBatchReader) -> None:
         self._reader = reader
         self._first: list[object] = []
         self._spent = False
@@ -317,11 +321,11 @@ class ReaderSource(Source):
             self._first = list(itertools.islice(self._batches(), 1))
         return Piece(_table(self._first[0]), "items", 0) if self._first else None
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self) -> Iterator[pyarrow.RecordBatch]:
         return (batch for batch in self._reader if batch.num_rows)
 
 
-def _table(batch: object) -> Any:
+def _table(batch: object) -> pyarrow.Table:
     import pyarrow as pa
 
     return pa.Table.from_batches([batch])

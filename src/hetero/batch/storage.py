@@ -13,10 +13,13 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from hetero.floor.errors import BadValueError, HeteroError, MissingPackageError
+
+if TYPE_CHECKING:
+    import obstore.store
 
 __all__ = ["Blob", "Storage", "arrow_files", "find", "is_folder", "look", "read_blob", "storage_of", "suffix_of"]
 
@@ -205,11 +208,11 @@ def _fits(path: str, pattern: str) -> bool:
     return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
 
 
-def _blob(path: str, found: Mapping[str, Any]) -> Blob:
+def _blob(path: str, found: obstore.ObjectMeta) -> Blob:
     return Blob(path, int(found["size"]), str(found.get("e_tag") or found["last_modified"]))
 
 
-def _opened(url: str, storage: Storage) -> tuple[Any, str]:
+def _opened(url: str, storage: Storage) -> tuple[obstore.store.ObjectStore, str]:
     parts = urlsplit(url)
     return _store(parts.scheme, parts.netloc, storage), unquote(parts.path).lstrip("/")
 

@@ -7,14 +7,19 @@ pyarrow before a table is asked for.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hetero.batch.base import Piece, Source
 from hetero.batch.storage import Blob, arrow_files, find, look, storage_of, suffix_of
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 from hetero.floor.extras import missing
+
+if TYPE_CHECKING:
+    import pyarrow.dataset
+
+    from hetero.batch.storage import Storage
 
 __all__ = ["FORMATS", "Tables"]
 
@@ -44,7 +49,7 @@ class _File(NamedTuple):
     """One file: itself, how Arrow reads it, and its rows where that can be told without reading it."""
 
     blob: Blob
-    fragment: Any
+    fragment: pyarrow.dataset.Fragment
     rows: int | None
 
 
@@ -172,7 +177,7 @@ class Tables(Source):
                 f"{blob.path} cannot be read as {self._form}: {_one_line(error)}", remedy="mend or remove the file"
             ) from error
 
-    def _scanned(self, fragments: Sequence[Any]) -> Iterator[Any]:
+    def _scanned(self, fragments: Sequence[pyarrow.dataset.Fragment]) -> Iterator[pyarrow.RecordBatch]:
         import pyarrow.dataset as ds
 
         data = ds.FileSystemDataset(fragments, self._schema, self._arrow_form, fragments[0].filesystem)
@@ -190,7 +195,7 @@ class Tables(Source):
 class _Cursor:
     """Where a scan stands: sees that each file gave the rows that it said, and was not changed meanwhile."""
 
-    def __init__(self, files: Sequence[_File], storage: Any) -> None:
+    def __init__(self, files: Sequence[_File], storage: Storage) -> None:
         self._files, self._storage = list(files), storage
         self.row = 0
         self._behind = 0
@@ -251,7 +256,7 @@ def _form(blobs: Sequence[Blob]) -> str:
     return next(iter(forms))
 
 
-def _arrow_form(form: str) -> Any:
+def _arrow_form(form: str) -> pyarrow.dataset.FileFormat:
     try:
         import pyarrow.csv
         import pyarrow.dataset as ds
@@ -266,7 +271,7 @@ def _arrow_form(form: str) -> Any:
     return {"arrow": ds.IpcFileFormat, "jsonl": ds.JsonFileFormat}[form]()
 
 
-def _schema(files: Sequence[_File], typed: bool, columns: Sequence[str] | None) -> Any:
+def _schema(files: Sequence[_File], typed: bool, columns: Sequence[str] | None) -> pyarrow.Schema:
     """Return the one schema of some files; text files may differ in what their numbers look like."""
     import pyarrow as pa
 
@@ -292,7 +297,7 @@ def _schema(files: Sequence[_File], typed: bool, columns: Sequence[str] | None) 
         ) from error
 
 
-def _chosen(file: _File, columns: Sequence[str] | None) -> Any:
+def _chosen(file: _File, columns: Sequence[str] | None) -> pyarrow.Schema:
     import pyarrow as pa
 
     schema = file.fragment.physical_schema.remove_metadata()
@@ -307,11 +312,11 @@ def _chosen(file: _File, columns: Sequence[str] | None) -> Any:
     return pa.schema([schema.field(name) for name in columns])
 
 
-def _words(fields: Any) -> str:
+def _words(fields: Iterable[pyarrow.Field]) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in fields)
 
 
-def _from_row(fragment: Any, row: int) -> tuple[Any, int]:
+def _from_row(fragment: pyarrow.dataset.Fragment, row: int) -> tuple[pyarrow.dataset.Fragment, int]:
     """Return the row groups of a Parquet file from the one that holds a row on, and the first row of these."""
     at, groups = 0, fragment.row_groups
     for number, group in enumerate(groups):

@@ -42,7 +42,7 @@ class BatchProgram:
     """
 
     function: Prepared
-    load: Callable[[Any], Any] | None = None
+    load: Callable[..., object] | None = None
     merge: Merge | None = None
     same_count: bool = True
     check_finite: bool = False
@@ -80,7 +80,7 @@ class Done(NamedTuple):
     computed_in: str = ""
 
 
-_kept: dict[str, dict[str, tuple[BatchProgram, Callable[[Any], object]]]] = {}
+_kept: dict[str, dict[str, tuple[BatchProgram, Callable[..., object]]]] = {}
 _neighbours = OtherUsers()
 _FLOATS = ("halffloat", "float", "double")
 

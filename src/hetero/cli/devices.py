@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 from rich import box
@@ -56,7 +56,7 @@ class DeviceRow(NamedTuple):
     remedy: str = ""
     now: DeviceStatus = DeviceStatus()
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return plain values; what is unknown is None."""
         facts = {field: getattr(self.device, field, None) for field in (*_FIELDS, *_MORE_FIELDS)}
         said = {"backend": self.backend, "status": self.status, "reason": self.reason, "remedy": self.remedy}

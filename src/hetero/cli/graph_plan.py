@@ -28,7 +28,7 @@ def plan(
     context: typer.Context,
     graph: Annotated[Path, typer.Argument(help="Task graph, hetero-graph/1; 'hetero graph convert' makes one.")],
     planner: Annotated[str, typer.Option(help="search, heft, peft, cpop, minmin, maxmin or sufferage.")] = "search",
-    budget: Annotated[str, typer.Option(help="Wall time of the search, as in '1s'.")] = "1s",
+    budget: Annotated[str, typer.Option(help="Processor time of the search, as in '1s'.")] = "1s",
     iterations: Annotated[
         int | None, typer.Option(min=1, help="Iterations of the search instead of a time: the same plan everywhere.")
     ] = None,

@@ -5,11 +5,14 @@ In: a script, its arguments, options. Out: what the script prints, and its exit 
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hetero.cli.options import Config, Devices, Settings, as_setting
+from hetero.cli.options import Address, Config, Devices, Engine, Settings, as_setting
+from hetero.cli.output import say
 from hetero.cli.train import need_torch
 from hetero.floor.errors import BadValueError
 
@@ -19,8 +22,11 @@ __all__ = ["launch"]
 def launch(
     script: Annotated[str, typer.Argument(help="Training script; it calls hetero.train.init().")],
     args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
+    module: Annotated[bool, typer.Option("-m", "--module", help="The script is the name of a module.")] = False,
     config: Config = None,
     devices: Devices = None,
+    engine: Engine = None,
+    address: Address = None,
     set_: Settings = None,
     shares: Annotated[str, typer.Option(help="auto, equal, or samples: 'cuda:0=96,cpu:0=32'.")] = "auto",
     check_steps: Annotated[
@@ -32,6 +38,10 @@ def launch(
     ] = False,
     prints: Annotated[str, typer.Option(help="Whose output is shown: main or all.")] = "main",
     timeout: Annotated[float, typer.Option(min=1.0, help="Longest wait between two steps, in seconds.")] = 1800.0,
+    working_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder that travels to other hosts, the script in it; default: the modules beside it."),
+    ] = None,
 ) -> None:
     """Run a training script in one process for each device, each with its part of every batch.
 
@@ -39,15 +49,22 @@ def launch(
     """
     need_torch()
     from hetero.session.config import load
-    from hetero.session.config_here import find_devices
+    from hetero.session.hosts import devices_of, reached
     from hetero.train import launch as launching
+    from hetero.train.launch_hosts import check_versions
 
+    launching.check_script(script, is_module=module)
     if prints not in launching.PRINTS:
         raise BadValueError(f"--prints {prints!r}", remedy="give main or all")
     if check_only and not check_steps:
         raise BadValueError("--check-only with --check-steps 0 would do nothing", remedy="give 1 or more steps")
-    chosen = [] if devices is None else [as_setting("devices", devices)]
-    found = find_devices(load(config, set=[*chosen, *(set_ or [])]))
+    named = {"devices": devices, "engine": engine, "address": address}
+    chosen = [as_setting(key, word) for key, word in named.items() if word is not None]
+    wanted, notes = load(config, set=[*chosen, *(set_ or [])]), list[str]()
+    if wanted.engine == "inline":
+        raise BadValueError(
+            "engine inline has no use here: each device gets a process", remedy="leave it out, or give --engine ray"
+        )
     options = launching.LaunchOptions(
         strict=not no_strict,
         check_steps=check_steps,
@@ -56,7 +73,14 @@ def launch(
         timeout_s=timeout,
         prints=prints,
     )
-    raise typer.Exit(launching.launch(script, args or [], found, options))
+    with reached(wanted) as cluster:
+        if cluster is not None:
+            check_versions(cluster)
+        found = devices_of(cluster, wanted, notes)
+        for note in notes:
+            say(f"hetero: {note}", to=sys.stderr)
+        code = launching.launch(script, args or [], found, options, cluster, working_dir, is_module=module)
+    raise typer.Exit(code)
 
 
 def _shares(text: str) -> str | dict[str, int]:

@@ -43,7 +43,7 @@ class CommandEntry(NamedTuple):
     place: str
     help: str
     section: str = "Commands"
-    context: Mapping[str, Any] = {}
+    context: Mapping[str, object] = {}
     old_options: Mapping[str, OldOption] = {}
 
 
@@ -92,7 +92,7 @@ def lazy_group(
                 warn_of_noted(ctx)
                 raise
 
-        def format_commands(self, ctx: Any, formatter: Any) -> None:
+        def format_commands(self, ctx: object, formatter: Any) -> None:
             for section in dict.fromkeys(entry.section for entry in entries.values()):
                 with formatter.section(section):
                     formatter.write_dl([(name, each.help) for name, each in entries.items() if each.section == section])
@@ -171,7 +171,7 @@ class _Imported(MutableMapping[str, Any]):
         self._entries = entries
         self._made: dict[str, object] = {}
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> object:
         if name not in self._made:
             entry = self._entries[name]
             self._made[name] = _group(name, entry) if isinstance(entry, GroupEntry) else _command(name, entry)
@@ -195,7 +195,7 @@ def _group(name: str, entry: GroupEntry) -> object:
     return made(name=name, help=entry.help, no_args_is_help=True, rich_markup_mode=None)
 
 
-def _command(name: str, entry: CommandEntry) -> Any:
+def _command(name: str, entry: CommandEntry) -> object:
     module, _, attribute = entry.place.partition(":")
     part = typer.Typer(add_completion=False, **SETTINGS)
     settings = dict(entry.context)

@@ -32,6 +32,8 @@ from hetero.floor.errors import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from rich.console import Console
+
     from hetero.advise.accuracy import Judged, Merit
     from hetero.advise.fleet import Kind
     from hetero.advise.match import DeviceChoice, MatchLimits
@@ -221,7 +223,7 @@ def _show(work: WorkloadSpec, found: DeviceChoice) -> None:
         out.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
-def _refused(out: Any, found: DeviceChoice) -> None:
+def _refused(out: Console, found: DeviceChoice) -> None:
     shown = found.refused if not found.matches or len(found.refused) <= _SHOWN else found.refused[:_SHOWN]
     for one in shown:
         out.print(one.explain(), markup=False, soft_wrap=True)

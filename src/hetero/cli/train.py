@@ -16,7 +16,10 @@ from hetero.cli.output import console, is_quiet, print_json, say, styled
 from hetero.floor.text import single_line
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from hetero.recipes.run import TrainingOutcome
+    from hetero.train.values import EpochReport
 
 __all__ = ["infer", "train"]
 
@@ -91,14 +94,13 @@ def need_torch() -> None:
 def _make_teller() -> Any:
     """Make what tells people: lines, and a live bar on a terminal."""
     from hetero.recipes.run import Watcher
-    from hetero.train.values import EpochReport
 
     class TrainPrinter(Watcher):
         needs_model = False
 
         def __init__(self) -> None:
             self.out = console()
-            self.bar: Any = None
+            self.bar: Progress | None = None
             self.steps = 0
             self.shared = False
 
@@ -149,7 +151,7 @@ def _listed(shares: dict[str, int]) -> str:
     return ", ".join(f"{device} {share}" for device, share in shares.items())
 
 
-def _epoch_line(report: Any) -> str:
+def _epoch_line(report: EpochReport) -> str:
     accuracy = report.test_accuracy if report.test_accuracy is not None else report.accuracy
     percent = "" if accuracy is None else f", accuracy {accuracy:.2%}"
     speed = f"{report.samples_per_s:,.0f} samples/s"

@@ -18,6 +18,7 @@ from hetero.cli.output import console, is_quiet, print_json, say, styled
 from hetero.floor.errors import ExitCode
 
 if TYPE_CHECKING:
+    from rich.live import Live
     from rich.table import Table
 
     from hetero.recipes.tune import SearchOutcome
@@ -61,7 +62,7 @@ def _make_teller() -> Any:
     class SearchPrinter(SearchListener):
         def __init__(self) -> None:
             self.out = console()
-            self.live: Any = None
+            self.live: Live | None = None
             self.ended = self.trials = 0
             self.last: deque[TrialReport] = deque(maxlen=_SHOWN)
             self.best: TrialReport | None = None

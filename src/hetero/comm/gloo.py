@@ -13,10 +13,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hetero.comm.rendezvous import FORM_S, Meeting
 from hetero.comm.rows import Op
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
 
 __all__ = ["KINDS", "Gloo"]
 
@@ -50,14 +54,14 @@ class Gloo:
         finally:
             self._sockets = tuple(sorted(_sockets() - before))
 
-    def all_reduce(self, tensor: object, op: Op, deadline_s: float) -> Any:
+    def all_reduce(self, tensor: object, op: Op, deadline_s: float) -> dist.Work:
         """Start to replace a tensor by the reduction over the members."""
         options = self._dist.AllreduceOptions()
         options.reduceOp = self._op(op)
         options.timeout = timedelta(seconds=deadline_s)
         return self._group.allreduce([tensor], options)
 
-    def broadcast(self, tensor: object, src: int, deadline_s: float) -> Any:
+    def broadcast(self, tensor: object, src: int, deadline_s: float) -> dist.Work:
         """Start to replace a tensor by that of the member `src`."""
         options = self._dist.BroadcastOptions()
         options.rootRank = src
@@ -65,14 +69,14 @@ class Gloo:
         options.timeout = timedelta(seconds=deadline_s)
         return self._group.broadcast([self._bytes(tensor)], options)
 
-    def all_gather(self, parts: Any, rank: int, deadline_s: float) -> Any:
+    def all_gather(self, parts: torch.Tensor, rank: int, deadline_s: float) -> dist.Work:
         """Start to fill `parts`, one row a member, with the rows of all."""
         options = self._dist.AllgatherOptions()
         options.timeout = timedelta(seconds=deadline_s)
         rows = self._bytes(parts).reshape(len(parts), -1)
         return self._group.allgather([list(rows)], [rows[rank].clone()], options)
 
-    def reduce_scatter(self, parts: Any, rank: int, op: Op, deadline_s: float) -> Any:
+    def reduce_scatter(self, parts: torch.Tensor, rank: int, op: Op, deadline_s: float) -> _Then:
         """Start to replace one row of `parts`, this member's, by the reduction over the members."""
         options = self._dist.ReduceScatterOptions()
         options.reduceOp = self._op(op)
@@ -81,11 +85,11 @@ class Gloo:
         work = self._group._reduce_scatter_base(reduced.reshape(-1), parts.reshape(-1), options)
         return _Then(work, lambda: parts[rank].copy_(reduced))
 
-    def _bytes(self, tensor: Any) -> Any:
+    def _bytes(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the memory of a tensor: what is only copied may have a dtype that the library does not know."""
         return tensor.view(-1).view(import_module("torch").uint8)
 
-    def _op(self, op: Op) -> Any:
+    def _op(self, op: Op) -> dist.ReduceOp:
         return getattr(self._dist.ReduceOp, op.upper())
 
     def abort(self) -> None:
@@ -101,7 +105,7 @@ class Gloo:
 class _Then:
     """Work with something to do when it is done."""
 
-    def __init__(self, work: Any, then: Callable[[], object]) -> None:
+    def __init__(self, work: dist.Work, then: Callable[[], object]) -> None:
         self._work = work
         self._then = then
 

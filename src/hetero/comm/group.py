@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from hetero.comm.errors import GroupBrokenError
 from hetero.comm.gloo import KINDS, Gloo
@@ -25,13 +25,16 @@ from hetero.comm.rendezvous import (
     open_rendezvous,
 )
 from hetero.comm.rows import Op, TensorRow, as_tensor, check_op, row_of
-from hetero.comm.shared_memory import SharedSums
+from hetero.comm.shared_memory import SharedRow, SharedSums
 from hetero.floor import clock
 from hetero.floor.errors import BadValueError, HeteroError
 from hetero.plan.collectives.choose import SMALL_BYTES, Algorithm, AlgorithmChoice, Links, check_algorithm, choose
 from hetero.plan.collectives.steps import Collective, Word, plan_steps
 
-__all__ = ["Group", "Rendezvous", "Work", "open_rendezvous"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Group", "Rendezvous", "Work", "open_rendezvous", "shared_row"]
 
 _LOCAL_BYTES_PER_S = 1e9
 _LOCAL_LATENCY_S = 5e-5
@@ -278,7 +281,7 @@ class Group:
             op=checked,
         ).wait()
 
-    def _check_parts(self, word: str, parts: Any) -> None:
+    def _check_parts(self, word: str, parts: torch.Tensor) -> None:
         if not parts.ndim or len(parts) != self.world_size:
             raise BadValueError(
                 f"{word}: parts has the shape {tuple(parts.shape)}",
@@ -292,7 +295,7 @@ class Group:
         word: Word,
         row: TensorRow,
         algorithm: str,
-        by_library: Callable[[Gloo], Any],
+        by_library: Callable[[Gloo], _Waitable],
         *,
         op: Op = "sum",
         src: int = 0,
@@ -455,8 +458,32 @@ class Work:
                 work.wait()
 
 
+def shared_row(group: Group, like: object) -> SharedRow | None:
+    """Return a row in the memory that a group's members on one host share, None where there is none or no room in it.
+
+    Parameters
+    ----------
+    like
+        An array of the length and the type of the row.
+
+    Raises
+    ------
+    GroupBrokenError
+        A member died, or did not come within the deadline.
+    """
+    row = row_of(like)
+    if group.world_size == 1 or group._meeting is None or not group._shares(row):
+        return None
+    assert group._shared is not None
+    group.carried_by = "shared_memory"
+    with group._breaking():
+        words = f"rows of {row.count} {row.kind}"
+        one = group._shared.reserve(row, words, "sum", group.deadline_s)
+    return SharedRow(group._shared, one, group.rank, group.world_size, group._breaking)
+
+
 class _Waitable(Protocol):
-    def wait(self) -> Any: ...
+    def wait(self) -> object: ...
 
 
 class _Queued:

@@ -34,6 +34,7 @@ _BACKLOG = 128
 _DIAL_S = 30.0
 _TRIES = 4
 _AGAIN_S = 0.1
+_KEEP_ALIVE_S = 3.0
 
 Message = tuple[Any, ...]
 """What travels at once: values that pickle."""
@@ -101,6 +102,18 @@ class Line:
     def fileno(self) -> int:
         """Return the descriptor to wait on."""
         return self._connection.fileno()
+
+    def end_when_cut(self, silent_s: float) -> None:
+        """Close the line when the other end's host has not answered for so long, s.
+
+        A process that is stopped does not count: its host answers for it.
+        """
+        every_s, probes = round(_KEEP_ALIVE_S), max(1, round(silent_s / _KEEP_ALIVE_S))
+        options = {"TCP_KEEPIDLE": every_s, "TCP_KEEPINTVL": every_s, "TCP_KEEPCNT": probes}
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in {**options, "TCP_USER_TIMEOUT": round(silent_s * 1e3)}.items():
+            if hasattr(socket, name):
+                self._connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def send(self, *message: object) -> None:
         """Send one message.

@@ -7,13 +7,18 @@ all ranks then.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetero.comm.rows import check_op, row_of
 from hetero.floor import clock
 from hetero.floor.errors import BadValueError, MissingPackageError, did_you_mean
+
+if TYPE_CHECKING:
+    import torch
+    from mpi4py import MPI
 
 __all__ = ["MpiGroup"]
 
@@ -50,7 +55,7 @@ class MpiGroup:
     (0, 1)
     """
 
-    def __init__(self, communicator: Any = None) -> None:
+    def __init__(self, communicator: MPI.Comm | None = None) -> None:
         try:
             self._mpi = import_module("mpi4py.MPI")
         except (ImportError, RuntimeError) as error:
@@ -75,7 +80,7 @@ class MpiGroup:
         """
         self.start_all_reduce(tensor, op, algorithm).wait()
 
-    def start_all_reduce(self, tensor: Any, op: str = "sum", algorithm: str = "auto") -> _MpiWork:
+    def start_all_reduce(self, tensor: torch.Tensor, op: str = "sum", algorithm: str = "auto") -> _MpiWork:
         """Start `all_reduce` and go on; the row belongs to the group until `wait` returns.
 
         Examples
@@ -90,7 +95,7 @@ class MpiGroup:
         _check(algorithm)
         return _MpiWork(self, self._world.Iallreduce(self._mpi.IN_PLACE, _numbers(tensor), self._op(op)))
 
-    def broadcast(self, tensor: Any, src: int, algorithm: str = "auto") -> None:
+    def broadcast(self, tensor: torch.Tensor, src: int, algorithm: str = "auto") -> None:
         """Replace a row by that of the member `src`.
 
         Examples
@@ -107,7 +112,7 @@ class MpiGroup:
             raise BadValueError(f"src: there is no rank {src!r}", remedy=f"ranks go from 0 to {self.world_size - 1}")
         _MpiWork(self, self._world.Ibcast(_bytes(tensor), src)).wait()
 
-    def all_gather(self, parts: Any, algorithm: str = "auto") -> None:
+    def all_gather(self, parts: torch.Tensor, algorithm: str = "auto") -> None:
         """Fill `parts`, of which this member's row `parts[rank]` is given, with the rows of all members.
 
         Examples
@@ -123,7 +128,7 @@ class MpiGroup:
         _check(algorithm)
         _MpiWork(self, self._world.Iallgather(self._mpi.IN_PLACE, _bytes(parts))).wait()
 
-    def reduce_scatter(self, parts: Any, op: str = "sum", algorithm: str = "auto") -> None:
+    def reduce_scatter(self, parts: torch.Tensor, op: str = "sum", algorithm: str = "auto") -> None:
         """Replace this member's row `parts[rank]` by the reduction over all; what the others become is not said.
 
         Examples
@@ -141,8 +146,9 @@ class MpiGroup:
         _MpiWork(self, self._world.Ireduce_scatter_block(rows, reduced, self._op(op))).wait()
         rows[self.rank] = reduced
 
-    def _op(self, op: str) -> Any:
-        return getattr(self._mpi, check_op(op).upper())
+    def _op(self, op: str) -> MPI.Op:
+        found: MPI.Op = getattr(self._mpi, check_op(op).upper())
+        return found
 
     def abort(self) -> None:
         """End all ranks, as MPI does when one of them fails.
@@ -170,7 +176,7 @@ class MpiGroup:
 class _MpiWork:
     """An exchange that is under way."""
 
-    def __init__(self, group: MpiGroup, request: Any) -> None:
+    def __init__(self, group: MpiGroup, request: MPI.Request) -> None:
         self._group = group
         self._request = request
 
@@ -189,11 +195,11 @@ def _check(algorithm: str) -> None:
         )
 
 
-def _bytes(tensor: object) -> Any:
+def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
     return np.frombuffer(row_of(tensor).data, np.uint8)
 
 
-def _numbers(tensor: object) -> Any:
+def _numbers(tensor: torch.Tensor) -> NDArray[np.generic]:
     """Return a NumPy array over the memory of a row."""
     row = row_of(tensor)
     try:

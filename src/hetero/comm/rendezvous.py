@@ -11,10 +11,13 @@ import socket
 from datetime import timedelta
 from functools import cache
 from importlib import import_module
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from hetero.floor.errors import BadValueError
 from hetero.floor.listening import is_public, is_wildcard
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 __all__ = ["FORM_S", "LOOPBACK", "Library", "Meeting", "Rendezvous", "StoreMeeting", "check_address", "open_rendezvous"]
 
@@ -47,7 +50,7 @@ class Meeting(Protocol):
         """Publish a value under a key; return what each member published under it, by rank."""
         ...
 
-    def store(self) -> Any:
+    def store(self) -> dist.Store:
         """Return torch's store of keys that all members share."""
         ...
 
@@ -173,6 +176,6 @@ class StoreMeeting:
         self._store.wait(keys, timedelta(seconds=deadline_s))
         return [self._store.get(key) for key in keys]
 
-    def store(self) -> Any:
+    def store(self) -> dist.Store:
         """Return the store with this group's prefix."""
         return self._store

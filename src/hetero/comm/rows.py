@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetero.floor.errors import BadValueError, did_you_mean
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["OPS", "Op", "TensorRow", "as_tensor", "check_op", "row_of"]
 
@@ -44,12 +48,12 @@ class TensorRow(Protocol):
 
 
 class _NumpyRow:
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: NDArray[np.generic]) -> None:
         self._flat = array.reshape(-1)
         self.count = self._flat.size
         self.itemsize = self._flat.itemsize
         self.kind = str(self._flat.dtype)
-        self.data = memoryview(self._flat.view(np.uint8))
+        self.data = memoryview(self._flat.view(np.uint8).data)
 
     def combine(self, begin: int, end: int, received: memoryview, op: Op) -> None:
         mine = self._flat[begin:end]
@@ -63,7 +67,7 @@ _NUMPY: dict[Op, Callable[..., object]] = {"sum": np.add, "max": np.maximum, "mi
 
 
 class _TorchRow:
-    def __init__(self, tensor: Any) -> None:
+    def __init__(self, tensor: torch.Tensor) -> None:
         self._torch = import_module("torch")
         self._flat = tensor.detach().view(-1)
         self.count = self._flat.numel()
@@ -80,7 +84,7 @@ class _TorchRow:
         return _TorchRow(self._torch.frombuffer(data, dtype=self._flat.dtype))
 
 
-def row_of(array: Any) -> TensorRow:
+def row_of(array: NDArray[np.generic] | torch.Tensor) -> TensorRow:
     """Return the row of an array; what is written into the row is written into the array.
 
     Raises
@@ -99,7 +103,7 @@ def row_of(array: Any) -> TensorRow:
     )
 
 
-def as_tensor(array: Any) -> Any:
+def as_tensor(array: NDArray[np.generic] | torch.Tensor) -> torch.Tensor:
     """Return a torch tensor that shares the memory of an array."""
     return import_module("torch").from_numpy(array) if isinstance(array, np.ndarray) else array.detach()
 

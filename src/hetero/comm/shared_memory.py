@@ -12,6 +12,7 @@ import secrets
 import selectors
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from zlib import crc32
@@ -23,7 +24,7 @@ from hetero.floor import clock
 from hetero.floor.errors import EngineError
 from hetero.floor.platform import SharedMemory, open_shared, shared_memory, shared_path
 
-__all__ = ["SharedSums", "Under"]
+__all__ = ["SharedRow", "SharedSums", "Under"]
 
 _BYTES = 1 << 27
 _TOKEN_BYTES = 32
@@ -142,14 +143,25 @@ class SharedSums:
         GroupBrokenError
             A member died, left, or did not come within the deadline.
         """
+        one = self.reserve(row, words, op, deadline_s)
+        one.slot(self._mesh.rank)[:] = row.data
+        self.notify_here(one)
+        return one
+
+    def reserve(self, row: TensorRow, words: str, op: Op, deadline_s: float) -> Under:
+        """Take a place for rows as long as this one, which are written there: see `SharedRow`; there must be room.
+
+        Raises
+        ------
+        GroupBrokenError
+            A member is gone, or did not copy out in time what lay there.
+        """
         begin = self._place(len(row.data))
         end = begin + _padded(len(row.data)) * self._mesh.size
         self._wait_until_free(begin, end, deadline_s)
         self._started += 1
         one = Under(self, _Place(self._started, begin, end), row, words, op, deadline_s)
         self._open.append(one)
-        one.slot(self._mesh.rank)[:] = row.data
-        self._notify(_HERE, crc32(words.encode()))
         return one
 
     def _wait_until_free(self, begin: int, end: int, deadline_s: float) -> None:
@@ -179,10 +191,16 @@ class SharedSums:
             Another member takes part in something else.
         """
         while one in self._open:
-            self._end(self._open[0])
-            self._past.append(self._open.popleft().place)
+            first = self._open[0]
+            self.meet(first)
+            self.add_up(first)
+            first.row.data[:] = first.slot(0)
+            self.release(first)
 
-    def _end(self, one: Under) -> None:
+    def meet(self, one: Under) -> None:
+        """Wait until the rows of all are there, after what was started before; raises as `end` does."""
+        while self._open[0] is not one:
+            self.end(self._open[0])
         self._await(lambda peer: peer.here_count >= one.place.number, one.deadline_s)
         mine = crc32(one.words.encode())
         for peer in self._peers.values():
@@ -191,12 +209,26 @@ class SharedSums:
                     f"rank {peer.rank} takes part in something else than {one.words}, which is what this rank does",
                     remedy="all members call the same collectives in the same order, with equal shapes and dtypes",
                 )
-        one.add_up(self._mesh.rank, self._mesh.size)
+
+    def notify_added(self) -> None:
+        """Notify the others that this member has added up its part, or that nobody is to wait for it."""
         self._notify(_ADDED, 0)
+
+    def add_up(self, one: Under) -> None:
+        """Put the sum of the rows, which are all there, into the first of them; raises as `end` does."""
+        one.add_up(self._mesh.rank, self._mesh.size)
+        self.notify_added()
         self._await(lambda peer: peer.added_count >= one.place.number, one.deadline_s)
-        one.row.data[:] = one.slot(0)
+
+    def notify_here(self, one: Under) -> None:
+        """Notify the others that this member's row is there, and what it takes part in."""
+        self._notify(_HERE, crc32(one.words.encode()))
+
+    def release(self, one: Under) -> None:
+        """Record that this member needs nothing of a place any more; it is the first of those under way."""
         at = _TOKEN_BYTES + 8 * self._mesh.rank
         self._bytes[at : at + 8] = one.place.number.to_bytes(8, "little")
+        self._past.append(self._open.popleft().place)
 
     # --- signals -------------------------------------------------------------------------------------------
 
@@ -261,8 +293,9 @@ class SharedSums:
         self._mesh.leave()
         self._open.clear()
         self._past.clear()
-        self._bytes.release()
-        self._map.close()
+        with suppress(BufferError):  # whoever still reads a `SharedRow` keeps the memory; it goes with the last view
+            self._bytes.release()
+            self._map.close()
         self._memory.close()
 
 
@@ -303,6 +336,62 @@ class Under:
         total = self.row.over(self.slot(0))
         for rank in range(1, parts):
             total.combine(begin, end, self.slot(rank)[begin * size : end * size], self.op)
+
+
+class SharedRow:
+    """A row that lies in the memory of a group beside those of the others: neither copied in nor out.
+
+    A member writes `mine`, sends it, meets the others and reads; a row is released before or after others, in the
+    order in which they were made.
+
+    Parameters
+    ----------
+    breaking
+        In what a failure frees the other members.
+
+    Attributes
+    ----------
+    mine
+        The bytes of this member's row.
+    """
+
+    def __init__(
+        self, sums: SharedSums, one: Under, rank: int, size: int, breaking: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self._sums, self._one, self._size, self._breaking = sums, one, size, breaking
+        self._is_met = self._is_added = False
+        self.mine = one.slot(rank)
+
+    def send(self) -> None:
+        """Show the others this member's row."""
+        with self._breaking():
+            self._sums.notify_here(self._one)
+
+    def meet(self) -> list[memoryview]:
+        """Return the rows of all members, in the order of ranks, when all have sent theirs."""
+        if not self._is_met:
+            with self._breaking():
+                self._sums.meet(self._one)
+        self._is_met = True
+        return [self._one.slot(rank) for rank in range(self._size)]
+
+    def total(self) -> memoryview:
+        """Return the sum of all rows, after `meet`; each member adds up its part, so all must call it, or none.
+
+        It lies where the first row lay: others may begin to write there as soon as they have met.
+        """
+        if not self._is_added:
+            with self._breaking():
+                self._sums.add_up(self._one)
+        self._is_added = True
+        return self._one.slot(0)
+
+    def release(self) -> None:
+        """Record that this member reads the rows no more: others may write there."""
+        if not self._is_added:
+            with self._breaking():
+                self._sums.notify_added()
+        self._sums.release(self._one)
 
 
 def _padded(nbytes: int) -> int:

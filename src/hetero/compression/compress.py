@@ -6,7 +6,7 @@ In: a model, what to do, data. Out: the compressed model and figures of both. It
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -27,8 +27,10 @@ from hetero.session.tasks import task
 from hetero.train.bulk_inference import quietly
 
 if TYPE_CHECKING:
+    import torch
+
     from hetero.session.context import Context
-    from hetero.train.values import Evaluation
+    from hetero.train.values import Evaluation, OptimizerMaker
 
 __all__ = ["Compressed", "ModelFigures", "compress", "measure_here", "measure_speeds"]
 
@@ -84,7 +86,7 @@ class Compressed:
         What was done to which layers.
     """
 
-    model: Any
+    model: torch.nn.Module
     before: ModelFigures
     after: ModelFigures
     quantised: str | None
@@ -103,7 +105,7 @@ class Compressed:
         atomic_write(path, pack(self.model, facts or {}, self.quantised))
         return path
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the figures for a program."""
         return {
             "before": asdict(self.before),
@@ -125,7 +127,7 @@ def compress(
     data: object = None,
     fine_tune: int = 0,
     loss: object = None,
-    optimizer: Callable[[Any], object] | None = None,
+    optimizer: OptimizerMaker | None = None,
     global_batch: int = 128,
     devices: Fleet | Context = None,
     context: ContextOptions | None = None,
@@ -210,10 +212,10 @@ class _Job:
     quantise: str | None
     fine_tune: int
     loss: Any
-    optimizer: Callable[[Any], Any] | None
+    optimizer: OptimizerMaker | None
     global_batch: int
 
-    def carry_out(self, model: Any, data: Any, ctx: Context) -> tuple[Any, list[str]]:
+    def carry_out(self, model: torch.nn.Module, data: object, ctx: Context) -> tuple[torch.nn.Module, list[str]]:
         """Return a compressed copy of a model, and what was done."""
         made = copy.deepcopy(model)
         made.eval()
@@ -272,7 +274,7 @@ def _length(data: object) -> int:
 
 
 def _figures(
-    model: Any, quantised: str | None, speeds: Mapping[str, float], job: _Job, test: object, ctx: Context
+    model: torch.nn.Module, quantised: str | None, speeds: Mapping[str, float], job: _Job, test: object, ctx: Context
 ) -> ModelFigures:
     from hetero.compression.pruning import zeros_frac
 
@@ -353,7 +355,7 @@ def measure_here(parts: Sequence[bytes], inputs: object) -> list[float]:
     return [len(batch) / median(known_s) for known_s in took_s]
 
 
-def _pass_s(model: Any, batch: Any, frame: Frame) -> float:
+def _pass_s(model: torch.nn.Module, batch: torch.Tensor, frame: Frame) -> float:
     """Return the seconds of one pass over a batch; the sleep of a throttled device belongs to its speed."""
     watch = Stopwatch(frame.device.throttle_frac)
     for piece in batch.split(_PASS):

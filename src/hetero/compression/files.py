@@ -10,13 +10,16 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hetero.compression.quantisation import inner_tensors, quantise
 from hetero.floor.documents import parse_json
 from hetero.floor.errors import BadValueError
 from hetero.train.saving import FROZEN, read_model
 from hetero.train.state import in_one_order, load_kept
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["COMPRESSED", "load_parameters", "pack", "restore"]
 
@@ -26,7 +29,7 @@ COMPRESSED = "hetero.compressed"
 _WORTH_ELEMENTS = 64
 
 
-def pack(model: Any, facts: Mapping[str, str], quantised: str | None = None) -> bytes:
+def pack(model: torch.nn.Module, facts: Mapping[str, str], quantised: str | None = None) -> bytes:
     """Return a model as the bytes of a safetensors file.
 
     Parameters
@@ -58,16 +61,16 @@ def pack(model: Any, facts: Mapping[str, str], quantised: str | None = None) -> 
     return in_one_order(safetensors.torch.save(tensors, {"format": "pt", **facts, COMPRESSED: json.dumps(about)}))
 
 
-def _plain(state: Mapping[str, object]) -> dict[str, Any]:
+def _plain(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return a model's tensors, the parts of quantised ones one by one."""
-    plain: dict[str, object] = {}
+    plain: dict[str, torch.Tensor] = {}
     for name, tensor in state.items():
         inner = inner_tensors(tensor)
         plain |= {f"{name}/{part}": value for part, value in inner.items()} if inner else {name: tensor}
     return plain
 
 
-def _packed(tensor: Any) -> tuple[Any, Any] | None:
+def _packed(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
     import numpy as np
     import torch
 
@@ -79,7 +82,7 @@ def _packed(tensor: Any) -> tuple[Any, Any] | None:
     return tensor[there].clone(), torch.from_numpy(np.packbits(there.numpy()))
 
 
-def _unpacked(values: Any, bitmap: Any, shape: list[int]) -> Any:
+def _unpacked(values: torch.Tensor, bitmap: torch.Tensor, shape: list[int]) -> torch.Tensor:
     import numpy as np
     import torch
 
@@ -114,7 +117,7 @@ def restore(model: object, tensors: Mapping[str, object], facts: Mapping[str, st
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
-def _fill(model: Any, tensors: Mapping[str, Any]) -> None:
+def _fill(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
     import torch
 
     own = _plain(model.state_dict())
@@ -128,7 +131,7 @@ def _fill(model: Any, tensors: Mapping[str, Any]) -> None:
             tensor.copy_(tensors[name])
 
 
-def load_parameters(model: Any, path: str | Path) -> dict[str, str]:
+def load_parameters(model: torch.nn.Module, path: str | Path) -> dict[str, str]:
     """Load a file that `Trainer.save` wrote into a model; returns the words of the file.
 
     Parameters

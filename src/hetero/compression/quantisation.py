@@ -5,10 +5,15 @@ In: a model, a word. Out: the same model with quantised layers. It must not know
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from hetero.floor.errors import BadValueError, MissingPackageError, did_you_mean
 from hetero.train.bulk_inference import quietly
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["WORDS", "check_word", "inner_tensors", "quantise"]
 
@@ -33,7 +38,7 @@ def check_word(word: str) -> str:
     return word
 
 
-def quantise(model: Any, word: str) -> list[str]:
+def quantise(model: torch.nn.Module, word: str) -> list[str]:
     """Quantise the linear layers of a model; returns their names.
 
     Raises
@@ -54,20 +59,19 @@ def quantise(model: Any, word: str) -> list[str]:
     return names
 
 
-def _config(configs: Any, word: str) -> Any:
+def _config(configs: ModuleType, word: str) -> object:
     return configs.Int8DynamicActivationInt8WeightConfig() if word == "int8" else configs.Int8WeightOnlyConfig()
 
 
-def _configs() -> Any:
+def _configs() -> ModuleType:
     try:
         with quietly():
-            import torchao.quantization
+            return import_module("torchao.quantization")
     except ImportError as error:
         raise MissingPackageError("torchao is not installed", remedy="pip install 'hetero-core[compress]'") from error
-    return torchao.quantization
 
 
-def inner_tensors(tensor: Any) -> dict[str, object]:
+def inner_tensors(tensor: torch.Tensor) -> dict[str, object]:
     """Return the plain tensors that a quantised one consists of; nothing for a plain one."""
     import torch
 

@@ -124,7 +124,7 @@ class Machine:
             (Phase.SUSPENDED, CancelRequested): tasks.cancelled_running,
         }
 
-    def _event_table(self) -> dict[type, Callable[[Any], list[Command]]]:
+    def _event_table(self) -> dict[type, Callable[..., list[Command]]]:
         """Return what handles each kind of event."""
         tasks, nesting = self._lifecycle, self._nesting
         devices, data, leases = self._devices, self._data, self._leases
@@ -154,8 +154,8 @@ class Machine:
         }
 
     def _of_attempt(
-        self, kind: type, table: _Table, late: Callable[[Any], list[Command]]
-    ) -> Callable[[Any], list[Command]]:
+        self, kind: type, table: _Table, late: Callable[..., list[Command]]
+    ) -> Callable[..., list[Command]]:
         """Return what handles a kind of event that tells of an attempt.
 
         An attempt that is not the last one of its task, or is not with that device, was given up: such an event is late
@@ -177,8 +177,8 @@ class Machine:
         return handle
 
     def _of_task(
-        self, kind: type, table: _Table, unknown: Callable[[Any], list[Command]]
-    ) -> Callable[[Any], list[Command]]:
+        self, kind: type, table: _Table, unknown: Callable[..., list[Command]]
+    ) -> Callable[..., list[Command]]:
         """Return what handles a kind of event that comes from the program, of a task that may not be open."""
         tasks = self.tasks
         transitions = tuple(table.get((phase, kind)) for phase in Phase)

@@ -5,9 +5,15 @@ In: what a worker tells of an attempt that waits. Out: commands. It must not cho
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
 from math import inf, isfinite
 
+import numpy as np
+
 from hetero.core.lifecycle import CoreState, TaskLifecycle
+from hetero.core.placement import WINDOW
 from hetero.core.state import COMING, DevicePhase, DeviceState, Phase, TaskState
 from hetero.model.commands import Command
 from hetero.model.events import TaskResumed, TaskSuspended
@@ -93,41 +99,71 @@ class Nesting:
             self._give_up_stuck(commands)
 
     def _free_circles(self) -> None:
-        """Allow the tasks that others wait for in a circle to run on top of any that wait."""
-        for device in self._fleet.states:
-            if device.suspended and not device.sent and not self._goes_on(device.suspended[-1]):
-                self._tasks[device.suspended[-1].awaits].stray = True
-                self._placer.offer_all()
-
-    def _goes_on(self, top: TaskState) -> bool:
-        """Return whether a task that waits will go on although none that is not nested in it runs on top of it.
+        """Allow the tasks that others wait for in a circle to run on top of any that wait.
 
         Notes
         -----
-        It will if what it waits for runs, or may: on a device where nothing waits, or something that will go on.
+        A device goes on where something runs, or where all that its topmost task waits for will end: it runs, or may
+        on a device that goes on. Those that are left when no further device is found wait for each other, until one
+        of them is allowed to.
         """
-        tops, seen = [top], {top.task.id}
-        for each in tops:
-            awaited = self._tasks.get(each.awaits)
-            if awaited is None or awaited.stray or awaited.phase not in (Phase.READY, Phase.SUSPENDED):
-                return True
-            states = self._fleet.states
-            if awaited.phase is Phase.SUSPENDED:
-                places = [states[awaited.device]]
+        fleet = self._fleet
+        waiting = [device for device in fleet.states if device.suspended and not device.sent]
+        going = {device.index for device in fleet.states if device.phase is not DevicePhase.GONE}
+        going.difference_update(device.index for device in waiting)
+        awaited = {device.index: self._awaited(device.suspended[-1]) for device in waiting}
+        while awaited:
+            found = [at for at, states in awaited.items() if all(self._ends(state, going) for state in states)]
+            going.update(found)
+            for at in found:
+                del awaited[at]
+            if not found:
+                left = [state for states in awaited.values() for state in states if not self._ends(state, going)]
+                stray = next((state for state in left if state.phase is Phase.READY), None)
+                if stray is None:
+                    break
+                stray.stray = True
+                self._placer.offer_all()
+
+    def _awaited(self, top: TaskState) -> list[TaskState]:
+        """Return the first of what a task waits for, and of what that waits for in turn.
+
+        One that waits for any of several may wait for each that it has submitted.
+        """
+        waiting = deque([top.awaits] if top.awaits else islice(top.children or (), WINDOW))
+        found, met = list[TaskState](), set[int]()
+        while waiting and len(met) < 2 * WINDOW:
+            state = self._tasks.get(number := waiting.popleft())
+            if state is None or number in met:
+                continue
+            met.add(number)
+            if state.phase is Phase.SUBMITTED:
+                waiting.extend((*state.task.after, *state.task.inputs))
             else:
-                seconds = self._rows.of(awaited).seconds
-                places = [device for device in states if isfinite(seconds[device.index])]
-            for device in places:
-                if device.phase is DevicePhase.GONE:
-                    continue
-                if not device.suspended or (
-                    awaited.phase is Phase.READY and self._fleet.admits(device, awaited, False)
-                ):
-                    return True
-                if device.suspended[-1].task.id not in seen:
-                    seen.add(device.suspended[-1].task.id)
-                    tops.append(device.suspended[-1])
-        return False
+                found.append(state)
+        return found
+
+    def _ends(self, state: TaskState, going: set[int]) -> bool:
+        """Return whether a task will end: it does not wait for room, or finds it on devices that go on."""
+        if state.phase is Phase.SUSPENDED:
+            return state.device in going
+        if state.phase is not Phase.READY or state.stray:
+            return True
+        wanted = state.task.request.devices
+        places = (each for each in self._places(state) if each.index in going or self._fleet.admits(each, state, False))
+        return len(list(islice(places, wanted))) == wanted
+
+    def _places(self, state: TaskState) -> Iterator[DeviceState]:
+        """Yield the devices that a task may run on, were they free: that of who submitted it first."""
+        able = np.isfinite(self._rows.of(state).seconds)
+        able[list(state.excluded)] = False
+        held = self._pool.held(state.task.request.lease)
+        own = () if state.above is None else (state.above.device,)
+        for index in dict.fromkeys((*own, *np.flatnonzero(able).tolist())):
+            device = self._fleet.states[index]
+            is_own = device.suspended and state.is_below(device.suspended[-1])
+            if able[index] and (not held or device.name in held or is_own):
+                yield device
 
     def _give_up_stuck(self, commands: list[Command]) -> None:
         for state in self._stuck():

@@ -78,6 +78,7 @@ class Placer:
         self._pool = pool
         self._declined_at = 0
         self._weighed: set[Row] = set()
+        self._unfit: set[int] = set()
         self.crowded = False
         self.look_again = False
         declared = traits(policy)
@@ -123,17 +124,21 @@ class Placer:
             self.offer_all()
             self._place(now_s, commands)
             self.view.stalled = False
+            self._unfit.clear()
         return commands
 
     def is_moving(self) -> bool:
-        """Return whether a device starts, a task that waited is about to go on, or bytes travel."""
+        """Return whether a device starts, a task that waited is about to go on, or bytes travel that somebody awaits.
+
+        What is written back to the host makes room; what travels ahead of its task does not count: nobody waits for it.
+        """
         for device in self._fleet.states:
             if device.phase in COMING and not device.told:
                 return True
             top = device.suspended[-1] if device.suspended else None
             if top is not None and (top.resumes or not top.children or self.view.now_s - top.woken_s < NOTICE_S):
                 return True
-        return any(entry.arriving for entry in self._replicas.items.values())
+        return any(entry.waiters or HOST_NODE in entry.arriving for entry in self._replicas.items.values())
 
     def _place(self, now_s: float, commands: list[Command]) -> None:
         self.view.now_s = now_s
@@ -150,7 +155,8 @@ class Placer:
             self._round(now_s, commands)
         self.look_again = False
         while self._fleet.open and (ready.count or (self.parked and not self.is_lazy)):
-            if not self._round(now_s, commands):
+            unfit = len(self._unfit)
+            if not self._round(now_s, commands) and (len(self._unfit) == unfit or unfit > WINDOW):
                 self._declined_at = max(1, ready.count)
                 self._weighed = {self._rows.of(state) for state in ready.window(WINDOW).values()}
                 self._fleet.close_all()
@@ -234,20 +240,37 @@ class Placer:
             if state is None or state.phase is not Phase.READY:
                 continue
             row = self._rows.of(state)
-            if isfinite(self.view.seconds(state, row)[index]) and self._accept(state, device, row, now_s, commands):
+            if not isfinite(self.view.seconds(state, row)[index]):
+                continue
+            if self._accept(state, device, row, now_s, commands):
                 touched[index] = device
+            elif self.view.stalled:
+                self._unfit.add(task_id)
         for device in touched.values():
             self.flush(device, now_s, commands)
         return self.ready.count < before or any(type(command) is Run for command in commands[sent:])
 
     def _window(self) -> dict[int, TaskState]:
-        """Return the ready tasks that the policy is shown: the first, and for each device where one waits, its own."""
+        """Return the ready tasks that the policy is shown: the first, and for each device where one waits, its own.
+
+        Where tasks only wait for others, those are not shown that have just found no room, and others than nested ones
+        only when none of these that has a place is left.
+        """
         shown = self.ready.window(WINDOW)
-        if not self._fleet.suspended or self.ready.count <= WINDOW:
-            return shown
-        tops = [device.suspended[-1] for device in self._fleet.states if device.suspended and self._fleet.room(device)]
-        own = chain.from_iterable(map(_ready_below, tops))
-        return {state.task.id: state for state in sorted({*shown.values(), *own}, key=ReadyQueue.rank)}
+        if self._fleet.suspended and self.ready.count > WINDOW:
+            fleet = self._fleet
+            tops = [device.suspended[-1] for device in fleet.states if device.suspended and fleet.room(device)]
+            own = chain.from_iterable(map(_ready_below, tops))
+            shown = {state.task.id: state for state in sorted({*shown.values(), *own}, key=ReadyQueue.rank)}
+        if self.view.stalled:
+            shown = {number: state for number, state in shown.items() if number not in self._unfit}
+            nested = {number: state for number, state in shown.items() if state.task.parent and self._has_place(state)}
+            shown = nested or shown
+        return shown
+
+    def _has_place(self, state: TaskState) -> bool:
+        """Return whether a ready task may run on some device now, as far as others are concerned."""
+        return bool(np.isfinite(self.view.seconds(state, self._rows.of(state))).any())
 
     def _waiting(self) -> tuple[Waiting, ...]:
         if self.is_lazy or not self.parked:

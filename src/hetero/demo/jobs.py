@@ -35,7 +35,7 @@ FLOP: dict[str, Callable[[int], float]] = {
 
 
 @hetero.task(priority=3)
-def potrf(a: object) -> Any:
+def potrf(a: object) -> object:
     """Factorise a tile of the diagonal: a = l lᵀ.
 
     Examples
@@ -50,13 +50,13 @@ def potrf(a: object) -> Any:
 
 
 @hetero.task(priority=2)
-def trsm(diagonal: object, a: object) -> Any:
+def trsm(diagonal: object, a: object) -> object:
     """Solve x lᵀ = a for a tile below the factorised tile l of the diagonal."""
     xp = hetero.tasks.namespace()
     return _solve(xp, xp.asarray(diagonal), xp.asarray(a))
 
 
-def _solve(xp: Any, lower: Any, a: Any) -> Any:
+def _solve(xp: Any, lower: Any, a: Any) -> object:
     size = lower.shape[0]
     if size <= _SMALL:
         return xp.linalg.solve(lower, a.T).T
@@ -67,7 +67,7 @@ def _solve(xp: Any, lower: Any, a: Any) -> Any:
 
 
 @hetero.task(priority=1)
-def syrk(c: Any, a: Any) -> Any:
+def syrk(c: object, a: Any) -> object:
     """Take a column's part out of a tile of the diagonal: c - a aᵀ."""
     xp = hetero.tasks.namespace()
     a = xp.asarray(a)
@@ -75,14 +75,14 @@ def syrk(c: Any, a: Any) -> Any:
 
 
 @hetero.task
-def gemm(c: object, a: object, b: object) -> Any:
+def gemm(c: object, a: object, b: object) -> object:
     """Take a column's part out of a tile below the diagonal: c - a bᵀ."""
     xp = hetero.tasks.namespace()
     return xp.asarray(c) - xp.asarray(a) @ xp.asarray(b).T
 
 
 @hetero.task
-def advance(above: object, strip: object, below: object, steps: int, rate: float) -> Any:
+def advance(above: object, strip: object, below: object, steps: int, rate: float) -> object:
     """Diffuse a strip of a field for some steps.
 
     Parameters
@@ -150,15 +150,15 @@ class DemoJob(Protocol):
         """Amount of work, in units."""
         ...
 
-    def place(self, put: Callable[[Array], object]) -> list[Any]:
+    def place(self, put: Callable[[Array], object]) -> list[object]:
         """Put the inputs where the tasks will read them."""
         ...
 
-    def start(self, inputs: list[Any], submit: Submit) -> list[Any]:
+    def start(self, inputs: list[object], submit: Submit) -> list[Any]:
         """Submit all tasks; return the futures of the result."""
         ...
 
-    def check(self, parts: list[Any]) -> Checked:
+    def check(self, parts: list[object]) -> Checked:
         """Compare the result with another library's."""
         ...
 
@@ -219,7 +219,7 @@ class Cholesky:
         )
         return sum(number * FLOP[kind](self.tile) for kind, number in kinds.items())
 
-    def place(self, put: Callable[[Array], object]) -> list[Any]:
+    def place(self, put: Callable[[Array], object]) -> list[object]:
         """Put the tiles on and below the diagonal, row by row."""
         return [put(np.ascontiguousarray(self._tile(row, column))) for row, column in self._places()]
 
@@ -230,7 +230,7 @@ class Cholesky:
         tile = self.tile
         return self.matrix[row * tile : (row + 1) * tile, column * tile : (column + 1) * tile]
 
-    def start(self, inputs: list[Any], submit: Submit) -> list[Any]:
+    def start(self, inputs: list[Any], submit: Submit) -> list[object]:
         """Submit the factorisation; the futures are the tiles of L, row by row."""
         a = dict(zip(self._places(), inputs, strict=True))
         for k in range(self.count):
@@ -243,7 +243,7 @@ class Cholesky:
                     a[i, j] = submit(gemm, a[i, j], a[i, k], a[j, k])
         return [a[place] for place in self._places()]
 
-    def check(self, parts: list[Any]) -> Checked:
+    def check(self, parts: list[object]) -> Checked:
         """Compare L with SciPy's, or with NumPy's where SciPy is not installed."""
         lower = np.zeros_like(self.matrix)
         for (row, column), part in zip(self._places(), parts, strict=True):
@@ -296,11 +296,11 @@ class Diffusion:
         """Cells, each counted once a step."""
         return float(self.field.size * self.steps * self.rounds)
 
-    def place(self, put: Callable[[Array], object]) -> list[Any]:
+    def place(self, put: Callable[[Array], object]) -> list[object]:
         """Put the strips, from north to south."""
         return [put(strip) for strip in np.split(self.field, self.strips)]
 
-    def start(self, inputs: list[Any], submit: Submit) -> list[Any]:
+    def start(self, inputs: list[Any], submit: Submit) -> list[object]:
         """Submit all rounds; the futures are the strips after the last one."""
         strips, count = inputs, self.strips
         for _ in range(self.rounds):
@@ -310,7 +310,7 @@ class Diffusion:
             ]
         return strips
 
-    def check(self, parts: list[Any]) -> Checked:
+    def check(self, parts: list[object]) -> Checked:
         """Compare the field with one convolved by SciPy step by step, or by NumPy where that is not installed."""
         found = np.concatenate([np.asarray(part) for part in parts])
         against, reference = self._reference()

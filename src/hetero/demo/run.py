@@ -62,7 +62,7 @@ _FORMS = "give a .npy file, or a NetCDF-3 file (.nc), which needs SciPy"
 
 
 def run(
-    config: str | Path | Mapping[str, Any] | None = None,
+    config: str | Path | Mapping[str, object] | None = None,
     *,
     devices: str | None = None,
     size: int = 4608,
@@ -132,7 +132,7 @@ class _Timing(NamedTuple):
     job: DemoJob
     alone_s: dict[str, float]
     together_s: float
-    parts: list[Any]
+    parts: list[object]
 
 
 def _sizes(size: int) -> dict[str, int]:
@@ -186,7 +186,7 @@ def _warm_up(ctx: hetero.Context, devices: tuple[Device, ...], tile: int, strip:
 
 def _timed(
     ctx: hetero.Context, job: DemoJob, inputs: list[object], devices: Iterable[Device], suffix: str
-) -> tuple[float, list[Any]]:
+) -> tuple[float, list[object]]:
     submit = _submitter(ctx, tuple(device.id for device in devices), suffix)
     begin_s = monotonic_s()
     futures = job.start(inputs, submit)
@@ -198,7 +198,7 @@ def _timed(
 def _submitter(ctx: hetero.Context, on: tuple[str, ...], suffix: str) -> Callable[..., Any]:
     pinned: dict[str, Any] = {}
 
-    def submit(task: Any, *args: Any) -> Any:
+    def submit(task: Any, *args: Any) -> object:
         if task.name not in pinned:
             pinned[task.name] = task.options(on=on, name=f"{task.name}{suffix}")
         return ctx.submit(pinned[task.name], *args)
@@ -538,7 +538,7 @@ class JobResult:
         """How many times as fast as the best device alone."""
         return self.best.alone_s / self.makespan_s
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return all figures by name."""
         names = ("name", "title", "unit", "work", "tasks", "makespan_s", "bytes_moved")
         plain = {name: getattr(self, name) for name in names}

@@ -10,12 +10,12 @@ import hashlib
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 from hetero.drive.frame import Frame, called_key, current
 from hetero.engines.base import Function
 from hetero.floor import platform, settings
+from hetero.floor.contexts import transparent
 from hetero.floor.errors import BadValueError
 
 __all__ = ["CallEnvironment", "HostArguments", "SeededCall", "derived_seed", "kept_random_state"]
@@ -62,7 +62,7 @@ class _RandomState:
                 torch.cuda.set_rng_state_all(self._gpus)
 
 
-@contextmanager
+@transparent
 def kept_random_state() -> Iterator[None]:
     """Set the generators of `random`, NumPy and torch back at the end to where they were."""
     before = _RandomState()
@@ -87,7 +87,7 @@ class EnvironmentFound:
         self._env = settings.present(names)
         self._random = _RandomState() if seeded else None
 
-    @contextmanager
+    @transparent
     def again(self) -> Iterator[None]:
         """Have it again while another task runs on top of that one, whose own follows afterwards."""
         with settings.replaced(self._env):
@@ -128,7 +128,7 @@ class SeededCall:
         self.seed = seed
         self.torch = torch
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Call the function."""
         frame = current()
         if frame is None:
@@ -199,7 +199,7 @@ class _HostCall:
         self.positions = positions
         self.words = words
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Call the function."""
         frame = current()
         if frame is not None:

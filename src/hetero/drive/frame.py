@@ -16,13 +16,16 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.thread import _worker
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetero.engines.base import Channel, Nest, Spread
 from hetero.floor.clock import TaskClock
 from hetero.floor.errors import BadValueError
 from hetero.model.annotations import CheckpointKept, CollectiveDone, NestedRun, TaskNote
 from hetero.model.device import Device
+
+if TYPE_CHECKING:
+    from hetero.backends.base import Backend
 
 __all__ = [
     "KEPT_MARK",
@@ -98,7 +101,7 @@ class Frame:
     """
 
     device: Device
-    backend: Any
+    backend: Backend
     task: int = 0
     attempt: int = 0
     task_key: str = ""
@@ -110,9 +113,9 @@ class Frame:
     began_s: float = 0.0
     notes: list[CollectiveDone | CheckpointKept | NestedRun] = field(default_factory=list)
     late: list[Callable[[], TaskNote | None]] = field(default_factory=list)
-    state: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, object] = field(default_factory=dict)
     spread: Spread | None = None
-    inside: Callable[[Frame, Any, Any, Any], Any] | None = None
+    inside: Callable[..., object] | None = None
     path: str = ""
     root_key: str = ""
     kept_path: str = ""
@@ -347,7 +350,7 @@ def _inherit(thread: threading.Thread, came: _Came) -> None:
     thread.run = begin  # type: ignore[method-assign]
 
 
-def _followed() -> Iterator[tuple[type, str, Callable[[Any], Any]]]:
+def _followed() -> Iterator[tuple[type, str, Callable[..., object]]]:
     """Yield what starts threads, and what hands work to threads that others may have started."""
     from multiprocessing.pool import ThreadPool
 
@@ -357,9 +360,9 @@ def _followed() -> Iterator[tuple[type, str, Callable[[Any], Any]]]:
         yield ThreadPool, name, _handed
 
 
-def _handed(submit: Callable[..., Any]) -> Callable[..., object]:
+def _handed(submit: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(submit)
-    def submit_followed(pool: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def submit_followed(pool: object, /, *args: Any, **kwargs: object) -> object:
         came = _came()
         if came is None or not args:
             return submit(pool, *args, **kwargs)

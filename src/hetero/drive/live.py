@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from math import inf
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hetero.backends.registry import refuse_unknown
 from hetero.core.machine import Machine
@@ -202,7 +202,7 @@ class Driver(Loop):
             self._able.clear()
         self._able[key] = task.request
 
-    def put(self, value: Any) -> int:
+    def put(self, value: object) -> int:
         """Copy a value to the host's memory node; return its item id.
 
         Raises

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from hetero.core.machine import Machine
 from hetero.core.state import STARTED
@@ -219,7 +219,7 @@ class Loop:
         self._lease_sink: Callable[[LeaseChanged], Delivery] | None = None
         self._check = _checker() if settings.check_level() else None
         self._timer = Timer(clock, self._tick)
-        self._carry: dict[type, Callable[[Any, list[Delivery]], None]] = {
+        self._carry: dict[type, Callable[..., None]] = {
             Run: self._run,
             RunGroup: self._run_group,
             Commit: self._commit,
@@ -260,7 +260,7 @@ class Loop:
         """Return whether a task was given to a device and has not ended."""
         return self.ask(lambda machine: (state := machine.tasks.get(task)) is not None and state.phase in STARTED)
 
-    def load(self, item: int) -> Any:
+    def load(self, item: int) -> object:
         """Return the value of an item; one that was lost with its device is waited for while it is computed again.
 
         Raises

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hetero.drive.frame import Frame, current
 from hetero.floor import clock, platform
 from hetero.model.annotations import OperatorsRun
+
+if TYPE_CHECKING:
+    import torch
+    from torch.autograd.profiler_util import FunctionEvent
 
 __all__ = ["KEPT", "Profiled", "TorchProfile"]
 
@@ -38,7 +42,7 @@ class Profiled:
     def __init__(self, function: Callable[..., object]) -> None:
         self.function = function
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the function."""
         frame = current()
         if frame is None:
@@ -60,7 +64,7 @@ class TorchProfile:
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
-        self._profile: Any = None
+        self._profile: torch.profiler.profile | None = None
         self._marked_s: list[float] = []
 
     def __enter__(self) -> None:
@@ -90,7 +94,7 @@ class TorchProfile:
         self._frame.late.append(lambda: _note(self._frame, profile, self._marked_s))
 
 
-def _note(frame: Frame, profile: Any, marked_s: Sequence[float]) -> OperatorsRun | None:
+def _note(frame: Frame, profile: torch.profiler.profile, marked_s: Sequence[float]) -> OperatorsRun | None:
     events = list(profile.events())
     marks = [each for each in events if each.name == _MARK]
     if len(marks) != len(marked_s):
@@ -119,21 +123,21 @@ def _note(frame: Frame, profile: Any, marked_s: Sequence[float]) -> OperatorsRun
     )
 
 
-def _took_us(event: Any) -> float:
+def _took_us(event: FunctionEvent) -> float:
     return float(event.time_range.end - event.time_range.start)
 
 
-def _on_processor(event: Any) -> bool:
+def _on_processor(event: FunctionEvent) -> bool:
     return bool(event.device_type.name == "CPU")
 
 
-def _lane(event: Any, mark: Any) -> str:
+def _lane(event: FunctionEvent, mark: FunctionEvent) -> str:
     if not _on_processor(event):
         return f"{event.device_type.name.lower()} stream {event.device_resource_id}"
     return "" if event.thread == mark.thread else f"thread {event.thread}"
 
 
-def _sums(events: Iterable[Any]) -> Mapping[str, tuple[int, float]]:
+def _sums(events: Iterable[FunctionEvent]) -> Mapping[str, tuple[int, float]]:
     """Return calls and own seconds by operator, the longest first; what kernels took counts as theirs."""
     sums: dict[str, tuple[int, float]] = {}
     for each in events:

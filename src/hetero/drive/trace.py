@@ -247,7 +247,7 @@ class _Encoder:
         return line
 
     def _shape(self, kind: str) -> Callable[[object], object]:
-        shapes: dict[str, Callable[[Any], object]] = {
+        shapes: dict[str, Callable[..., object]] = {
             "str": self._text,
             "ints": lambda numbers: "[" + ",".join(map(str, numbers)) + "]" if numbers else "[]",
             "floats": lambda numbers: "[" + ",".join(map(_float, numbers)) + "]",

@@ -235,9 +235,9 @@ class _Decoder:
         self._texts: dict[int, str] = {}
         self._requests: dict[int, Request] = {}
         self._head = head
-        self._makers: dict[str, Callable[[list[Any]], Any]] = {}
+        self._makers: dict[str, Callable[..., Any]] = {}
 
-    def record(self, values: list[Any]) -> tuple[float, Any] | None:
+    def record(self, values: list[Any]) -> tuple[float, object] | None:
         """Return the time and the record of a line; None for a line of the tables."""
         code = values[0]
         if code == STRING:
@@ -263,10 +263,10 @@ class _Decoder:
             return lambda values: Unknown(name, {column: values[place] for column, place in places.items()})
         return self._typed(layout, [(places[column], self._read(kind)) for column, kind in columns])
 
-    def _typed(self, layout: Layout, reads: list[tuple[int, Callable[[Any], Any]]]) -> Callable[[list[object]], object]:
+    def _typed(self, layout: Layout, reads: list[tuple[int, Callable[..., Any]]]) -> Callable[[list[object]], object]:
         record: Callable[..., object] = layout.record
 
-        def make(values: list[Any]) -> Any:
+        def make(values: list[Any]) -> object:
             found = [read(values[place]) for place, read in reads]
             if layout.nested:  # a trace may lack the last columns, which came later
                 return record(float(values[1]), Task(*found))
@@ -274,8 +274,8 @@ class _Decoder:
 
         return make
 
-    def _read(self, kind: str) -> Callable[[Any], Any]:
-        reads: dict[str, Callable[[Any], Any]] = {
+    def _read(self, kind: str) -> Callable[..., Any]:
+        reads: dict[str, Callable[..., Any]] = {
             "int": int,
             "bool": bool,
             "float": float,
@@ -324,7 +324,7 @@ def _readers(kind: type) -> dict[str, Callable[[object], object]]:
     return {name: _READERS[hint] for name, hint in get_type_hints(kind).items() if hint in _READERS}
 
 
-def _is(*kinds: type) -> Callable[[Any], Any]:
+def _is(*kinds: type) -> Callable[[object], Any]:
     def read(given: object) -> Any:
         if type(given) not in kinds:
             raise TypeError(f"{shown(given)} is not of the type {kinds[0].__name__}")
@@ -341,7 +341,7 @@ def _texts(given: object) -> tuple[str, ...]:
     return tuple(_plain_text(each) for each in _is(list)(given))
 
 
-_READERS: dict[Any, Callable[[Any], Any]] = {
+_READERS: dict[object, Callable[..., Any]] = {
     str: _plain_text,
     DeviceType: lambda given: DeviceType(_plain_text(given)),
     int: _is(int),

@@ -123,7 +123,14 @@ class DeviceRunner:
         finally:
             below.throttled_cpu_s += clock.thread_cpu_s() - cpu_s
 
-    def _run(self, before: Frame | None, frame: Frame, implementation: Any, args: Any, kwargs: Any) -> Outcome:
+    def _run(
+        self,
+        before: Frame | None,
+        frame: Frame,
+        implementation: object,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+    ) -> Outcome:
         backend = self.backend
         cpu_s = clock.thread_cpu_s() if self._throttle.active else 0.0
         started_s = frame.began_s = clock.monotonic_s()
@@ -155,7 +162,9 @@ class DeviceRunner:
             return self._outcome(value, started_s)
         return Outcome(value, clock.monotonic_s() - started_s)
 
-    def _run_inside(self, frame: Frame, function: Function, args: Any, kwargs: Any) -> object:
+    def _run_inside(
+        self, frame: Frame, function: Function, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> object:
         """Run a nested call on top of the task that submits it, whose throttle and clock go on."""
         implementation = self._choose(function) if function.implementations else function.default
         parent = current()
@@ -198,12 +207,12 @@ class DeviceRunner:
             )
         return function.default
 
-    def to_host(self, value: object) -> Any:
+    def to_host(self, value: object) -> object:
         """Return a value with the device's arrays as NumPy arrays."""
         with self.backend.activate():
             return _mapped(value, self.backend.owns, self.backend.copy_out)
 
-    def to_device(self, value: object) -> Any:
+    def to_device(self, value: object) -> object:
         """Return a value with its NumPy arrays on the device, those whose dtype can live there."""
         import numpy as np
 
@@ -294,7 +303,7 @@ def _is_import(code: CodeType, place: int) -> bool:
     return False
 
 
-def _mapped(value: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> object:
+def _mapped(value: Any, wanted: Callable[[Any], bool], change: Callable[[Any], object]) -> object:
     kind = type(value)
     if kind is list or kind is tuple:
         return kind([_mapped(item, wanted, change) for item in value])
@@ -303,7 +312,7 @@ def _mapped(value: Any, wanted: Callable[[Any], bool], change: Callable[[Any], A
     return change(value) if wanted(value) else value
 
 
-def _sum_bytes(value: Any, wanted: Callable[[Any], bool]) -> int:
+def _sum_bytes(value: Any, wanted: Callable[[object], bool]) -> int:
     kind = type(value)
     if kind is list or kind is tuple:
         return sum([_sum_bytes(item, wanted) for item in value])

@@ -51,7 +51,7 @@ Report = Callable[[Sequence[Event]], None]
 Annotate = Callable[[Sequence[TaskNote]], None]
 """How an engine tells what attempts noted of their inside, from whichever of its threads learned it."""
 
-Log = Callable[[Sequence[dict[str, Any]]], None]
+Log = Callable[[Sequence[dict[str, object]]], None]
 """How an engine hands on the log records of tasks, from whichever of its threads learned them."""
 ReportParts = Callable[[int, int, str, float, Times], None]
 """How an engine tells of what the time of an attempt consists: task, attempt, device, when it began, its times."""
@@ -81,8 +81,8 @@ class Function:
 
     key: str
     name: str
-    default: Callable[..., Any] | None
-    implementations: Mapping[str, Any] = field(default_factory=dict)
+    default: Callable[..., object] | None
+    implementations: Mapping[str, object] = field(default_factory=dict)
     blob: bytes = b""
 
 
@@ -128,7 +128,7 @@ class Ended(NamedTuple):
 
     task: int
     seconds: float
-    load: Callable[[], Any] | None
+    load: Callable[[], object] | None
     failure: Failure | None
 
 
@@ -214,12 +214,12 @@ class Call:
     """
 
     function: Function
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
     refs: tuple[int, ...] = ()
     encoded: Any = None
     task_key: str = ""
-    keep: tuple[Any, ...] = ()
+    keep: tuple[object, ...] = ()
     nest: Nest = Nest(spreads=False)  # noqa: RUF009  it is a tuple
     names: Mapping[int, int] = field(default_factory=dict)
 
@@ -256,7 +256,7 @@ class Outcome(NamedTuple):
     nbytes : bytes of those arrays
     """
 
-    value: Any
+    value: object
     seconds: float
     resident: bool = False
     nbytes: int = 0
@@ -306,11 +306,11 @@ class Runner(Protocol):
         """
         ...
 
-    def to_host(self, value: object) -> Any:
+    def to_host(self, value: object) -> object:
         """Return a resident value with its arrays copied to NumPy arrays."""
         ...
 
-    def to_device(self, value: object) -> Any:
+    def to_device(self, value: object) -> object:
         """Return a value with its NumPy arrays copied to the device's memory node."""
         ...
 

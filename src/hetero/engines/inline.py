@@ -13,7 +13,6 @@ import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import Any
 
 from hetero.engines.base import Call, Engine, EngineOrder, NodeUsage, Report, Runner, WorkerEntry
 from hetero.engines.shared.exceptions import kind_here, one_line
@@ -142,7 +141,7 @@ class InlineEngine(Engine):
         if (task, attempt) in self._results:
             self._values[task] = self._results.pop((task, attempt))
 
-    def load(self, item: int) -> Any:
+    def load(self, item: int) -> object:
         """Return the value of a data item."""
         if item not in self._values:
             raise DeviceLostError(f"data item {item} is not there")

@@ -30,7 +30,7 @@ def is_container(kind: type) -> bool:
     return known
 
 
-def contents(value: Any) -> Collection[Any]:
+def contents(value: Any) -> Collection[object]:
     """Return what lies directly inside a container: elements, the values of a mapping, the fields of a dataclass."""
     if isinstance(value, Mapping):
         return value.values()
@@ -39,7 +39,7 @@ def contents(value: Any) -> Collection[Any]:
     return value  # type: ignore[no-any-return]
 
 
-def rebuild(value: Any, replace: Callable[[Any], Any]) -> Any:
+def rebuild(value: Any, replace: Callable[[Any], object]) -> object:
     """Return a container of the same type with each element replaced; itself where nothing was.
 
     Parameters
@@ -72,7 +72,7 @@ def rebuild(value: Any, replace: Callable[[Any], Any]) -> Any:
     return kind._make(new) if kind not in _EXACT else new if kind is list else kind(new)
 
 
-def _copied(value: object, change: Callable[[Any], None]) -> Any:
+def _copied(value: object, change: Callable[[Any], None]) -> object:
     other = copy.copy(value)
     change(other)
     return other

@@ -7,7 +7,7 @@ It must not print or exit, and imports nothing of hetero but the words of `text`
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 from pickle import PicklingError
 
@@ -36,8 +36,11 @@ __all__ = [
     "TaskLostError",
     "TaskTimeoutError",
     "TraceError",
+    "came_from",
     "did_you_mean",
 ]
+
+_CAUSE = vars(BaseException)["__cause__"]
 
 
 class ExitCode(IntEnum):
@@ -212,6 +215,24 @@ class RemoteTracebackError(Exception):
 
     def __str__(self) -> str:
         return f'\n"""\n{self.text}"""'
+
+
+def came_from(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and its causes, each once: they may lead back to it, and a class may hide its own.
+
+    Examples
+    --------
+    >>> first, last = ValueError("first"), KeyError("last")
+    >>> last.__cause__, first.__cause__ = first, last
+    >>> [*came_from(last)]
+    [KeyError('last'), ValueError('first')]
+    """
+    seen = set[int]()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = _CAUSE.__get__(cause)
 
 
 def did_you_mean(given: object, allowed: Iterable[str]) -> str:

@@ -14,7 +14,6 @@ import sys
 TYPE_CHECKING = False  # the import of typing would cost more than everything else here
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
 
 __all__ = ["lazy_names"]
 
@@ -45,7 +44,7 @@ def lazy_names(
     place_of = {name: place for place, names in places.items() for name in names}
     public = sorted(place_of)
 
-    def get(name: str) -> Any:
+    def get(name: str) -> object:
         if place_of.get(name) == module:
             return _imported(f"{module}.{name}")
         if name in place_of:

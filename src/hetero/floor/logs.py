@@ -146,7 +146,7 @@ class Forwarder(logging.Handler):
         Takes the dict, in the thread that logs.
     """
 
-    def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, send: Callable[[dict[str, object]], None]) -> None:
         super().__init__()
         self._send = send
         self._pid = os.getpid()
@@ -205,7 +205,7 @@ class Replayer:
         """True while a record waits."""
         return self._handled != self._taken
 
-    def add(self, records: Iterable[dict[str, Any]]) -> None:
+    def add(self, records: Iterable[dict[str, object]]) -> None:
         """Take records."""
         with self._changed:
             for record in records:
@@ -336,7 +336,7 @@ class TaggedStream(io.TextIOBase):
         self.flush()
         return self.stream.buffer
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self.stream, name)
 
 

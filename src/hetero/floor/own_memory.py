@@ -9,8 +9,9 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
+from hetero.floor.contexts import transparent
 from hetero.floor.platform import C_LIBRARY, FEATURES
 
 __all__ = [
@@ -72,7 +73,7 @@ def data_room_bytes() -> float:
     return float("inf")
 
 
-@contextmanager
+@transparent
 def freed_memory_kept() -> Iterator[None]:
     """Keep up to 1 GiB of freed memory for reuse by this process; not where `limit_data` counts it.
 

@@ -34,15 +34,41 @@ def python_command(script: str, args: list[str], typed: dict[str, str] | None = 
     typed
         What was typed for the Contexts of the script, by setting; None where it is not one of `hetero run`.
     """
-    from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]
-
-    flags = list(_args_from_interpreter_flags())
-    if getattr(sys.stdout, "write_through", False):
-        flags.append("-u")
+    flags = _interpreter_options(sys.orig_argv[1:])
     if typed is not None:
         flags += ["-X", f"{RUN_OPTION}={json.dumps(typed)}"]
     named = f"./{script}" if script.startswith("-") and script != "-" else script
     return [sys.executable, *flags, named, *args]
+
+
+def _interpreter_options(words: list[str]) -> list[str]:
+    """Return the options of Python itself on its command line: those before the script, -m or -c.
+
+    Examples
+    --------
+    >>> _interpreter_options(["-OB", "-W", "error", "-Xutf8", "-um", "hetero", "run", "-q"])
+    ['-O', '-B', '-W', 'error', '-Xutf8', '-u']
+    """
+    found: list[str] = []
+    left = iter(words)
+    for word in left:
+        if not word.startswith("-") or word in ("-", "--"):
+            break
+        if word.startswith("--"):
+            found += [word, next(left, "")]  # --check-hash-based-pycs, the only one that runs anything
+            continue
+        for at, letter in enumerate(word[1:], start=1):
+            if letter in "cm":
+                return found
+            if letter in "WX":
+                value = [word[at + 1 :]] if word[at + 1 :] else []
+                given = value or [next(left, "")]
+                if not given[0].startswith(RUN_OPTION):  # of the run that this one is part of
+                    found += [f"-{letter}{given[0]}"] if value else [f"-{letter}", given[0]]
+                break
+            if letter not in "ix":  # which are about a prompt, and about the text of this program's script
+                found.append(f"-{letter}")
+    return found
 
 
 def typed_options() -> dict[str, str]:

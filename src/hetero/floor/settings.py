@@ -9,10 +9,10 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetero.floor.contexts import transparent
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.floor.files import local_path
 
@@ -21,6 +21,7 @@ __all__ = [
     "SWITCHES",
     "Switch",
     "check_level",
+    "chooses_devices",
     "debug_level",
     "default_config",
     "default_devices",
@@ -232,7 +233,18 @@ _DEVICE_PREFIXES += ("XLA_FLAGS", "TPU_VISIBLE", "TPU_CHIPS", "OCL_", "OPENCL_",
 
 def device_variables() -> tuple[str, ...]:
     """Return the environment variables, as 'NAME=value', by which others' runtimes choose devices and drivers."""
-    return tuple(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_DEVICE_PREFIXES))
+    return tuple(f"{name}={value}" for name, value in sorted(os.environ.items()) if chooses_devices(name))
+
+
+def chooses_devices(name: str) -> bool:
+    """Return whether others' runtimes choose devices and drivers by an environment variable.
+
+    Examples
+    --------
+    >>> chooses_devices("CUDA_VISIBLE_DEVICES"), chooses_devices("PATH")
+    (True, False)
+    """
+    return name.startswith(_DEVICE_PREFIXES)
 
 
 def offer(name: str, value: str) -> None:
@@ -240,7 +252,7 @@ def offer(name: str, value: str) -> None:
     os.environ.setdefault(name, value)
 
 
-@contextmanager
+@transparent
 def lent(name: str, value: str) -> Iterator[None]:
     """Set a variable that the user has not set, for the `with` block only."""
     unset = name not in os.environ
@@ -257,7 +269,7 @@ def present(names: Iterable[str]) -> dict[str, str | None]:
     return {name: os.environ.get(name) for name in names}
 
 
-@contextmanager
+@transparent
 def replaced(values: Mapping[str, str | None]) -> Iterator[None]:
     """Set variables of other programs' runtimes for the `with` block, None for unset, and set them back afterwards."""
     before = present(values)

@@ -59,7 +59,7 @@ class _Loader(yaml.SafeLoader):
 
     depth = 0
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         self.depth += 1
         if self.depth > 2 * DEEPEST:
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
@@ -185,7 +185,7 @@ class _Walk:
             return [self.value(child, (*key, index)) for index, child in enumerate(node.value)]
         return self.scalar(node, key)
 
-    def mapping(self, node: Any, key: Key) -> dict[str, object]:
+    def mapping(self, node: yaml.Node, key: Key) -> dict[str, object]:
         """Return a dict; keys are text and occur once."""
         given: dict[str, object] = {}
         for key_node, child in node.value:
@@ -203,7 +203,7 @@ class _Walk:
             given[word] = self.value(child, (*key, word))
         return given
 
-    def scalar(self, node: Any, key: Key) -> Any:
+    def scalar(self, node: yaml.Node, key: Key) -> object:
         """Return a number, a truth value, None or text; `type: null` is the word 'null'."""
         tag = node.tag.removeprefix(_PREFIX)
         if tag == "null" and node.value and key[-1:] == ("type",):
@@ -221,6 +221,6 @@ class _Walk:
                 node, f"{shown(node.value)} is not a value of the kind {tag}", "quote it if it is text"
             ) from error
 
-    def wrong(self, node: Any, problem: str, remedy: str) -> HeteroError:
+    def wrong(self, node: yaml.Node, problem: str, remedy: str) -> HeteroError:
         """Word a mistake with its place."""
         return self.fault(f"{_place(self.name, node.start_mark)}: {problem}", remedy=remedy)

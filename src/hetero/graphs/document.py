@@ -116,7 +116,7 @@ def graph_of(document: object, file: str) -> TaskGraph:
     return TaskGraph(devices, topology, tasks, edges)
 
 
-def fleet_of(document: dict[str, Any], place: DocumentPlace) -> tuple[tuple[GraphDevice, ...], Topology]:
+def fleet_of(document: dict[str, object], place: DocumentPlace) -> tuple[tuple[GraphDevice, ...], Topology]:
     """Check the devices, memory nodes and links of a document."""
     nodes = tuple(_nodes(document["memory_nodes"], place / "memory_nodes"))
     names = [node.id for node in nodes]

@@ -27,6 +27,7 @@ _TOKEN = re.compile(
 )
 _SECONDS = ("seconds", "weight", "size")
 _BYTES = ("bytes", "size", "weight")
+_MOST_DEPTH = 100
 
 
 class _Token(NamedTuple):
@@ -46,8 +47,9 @@ def read_dot(text: str, file: str, fleet: GraphFleet) -> TaskGraph:
     Notes
     -----
     A node's seconds are its attribute `seconds`, else `weight`, else `size`; an edge's bytes are `bytes`, else
-    `size`, else `weight`, else 0. `node [...]` and `edge [...]` give defaults. Subgraphs are read as their content,
-    and ports are passed over.
+    `size`, else `weight`, else 0. `node [...]` and `edge [...]` give defaults, in a subgraph up to its end. A subgraph
+    at an end of an edge stands for all nodes in it. Two edges between a pair are one with the bytes of both, or in a
+    strict graph the last of them. Strings joined by `+` are one; ports are passed over.
 
     Examples
     --------
@@ -64,14 +66,17 @@ class _DotReader:
         self._tokens = [*self._cut(text)]
         self._at = 0
         self._nodes: dict[str, tuple[dict[str, str], int]] = {}
-        self._edges: dict[tuple[str, str], tuple[dict[str, str], int]] = {}
+        self._edges: dict[tuple[str, str], list[tuple[dict[str, str], int]]] = {}
+        self._is_strict, self._depth = False, 0
         self._defaults: dict[str, dict[str, str]] = {"node": {}, "edge": {}, "graph": {}}
 
     def graph(self) -> TaskGraph:
         self._head()
         self._statements()
         tasks = tuple(GraphTask(name, self._seconds(name, *self._nodes[name])) for name in self._nodes)
-        edges = tuple(GraphEdge(*pair, self._nbytes(*found)) for pair, found in self._edges.items())
+        edges = tuple(
+            GraphEdge(*pair, sum(self._nbytes(*edge) for edge in found)) for pair, found in self._edges.items()
+        )
         return TaskGraph(self._fleet.devices, self._fleet.topology, tasks, edges)
 
     def _cut(self, text: str) -> Iterator[_Token]:
@@ -82,7 +87,7 @@ class _DotReader:
                 raise GraphError(f"{self._file}:{line}: {shown(text[at : at + 20])} is not DOT")
             kind = str(found.lastgroup)
             if kind != "blank":
-                yield _Token(found[kind].replace('\\"', '"'), kind, line)
+                yield _Token(found[kind].replace("\\\n", "").replace('\\"', '"'), kind, line)
             line += text.count("\n", at, found.end())
             at = found.end()
         yield _Token("", "end", line)
@@ -105,6 +110,7 @@ class _DotReader:
     def _head(self) -> None:
         token = self._next()
         if token.text.lower() == "strict":
+            self._is_strict = True
             token = self._next()
         if token.text.lower() != "digraph":
             raise GraphError(
@@ -114,71 +120,91 @@ class _DotReader:
             self._next()
         self._take("{")
 
-    def _statements(self) -> None:
-        depth = 1
-        while depth:
-            if self._sees("}"):
-                depth -= 1
-                self._next()
-            elif self._sees("{"):
-                depth += 1
-                self._next()
-            elif self._sees(";", ","):
+    def _statements(self) -> list[_Token]:
+        """Read up to the closing brace; returns the nodes that are named there. Its defaults end with it."""
+        outside = self._defaults
+        self._defaults = {what: dict(given) for what, given in outside.items()}
+        self._depth += 1
+        if self._depth > _MOST_DEPTH:
+            line = self._tokens[self._at].line
+            raise GraphError(f"{self._file}:{line}: subgraphs stand in more than {_MOST_DEPTH} others")
+        named: list[_Token] = []
+        while not self._sees("}"):
+            if self._sees(";", ","):
                 self._next()
             else:
-                self._statement()
+                named += self._statement()
+        self._next()
+        self._depth -= 1
+        self._defaults = outside
+        return named
 
-    def _statement(self) -> None:
+    def _statement(self) -> list[_Token]:
+        """Read a node, edges, a subgraph or an attribute; returns the nodes that are named there."""
+        if self._begins_subgraph():
+            return self._chain(self._end(), is_node=False)
         token = self._name()
-        if token.kind == "word" and token.text.lower() == "subgraph":
-            if not self._sees("{"):
-                self._name()
-        elif token.kind == "word" and token.text.lower() in self._defaults:
+        if token.kind == "word" and token.text.lower() in self._defaults:
             self._defaults[token.text.lower()] |= self._attributes()
         elif self._sees("="):
             self._next()
             self._name()
         else:
-            self._chain(token)
+            self._port()
+            return self._chain([token], is_node=True)
+        return []
+
+    def _begins_subgraph(self) -> bool:
+        token = self._tokens[self._at]
+        return self._sees("{") or (token.kind == "word" and token.text.lower() == "subgraph")
 
     def _name(self) -> _Token:
         token = self._next()
         if token.kind not in ("word", "quoted", "html"):
             given = "the end of the file; is it cut short?" if token.kind == "end" else shown(token.text)
             raise GraphError(f"{self._file}:{token.line}: a name is due, not {given}")
+        while token.kind == "quoted" and self._tokens[self._at][:2] == ("+", "word"):
+            self._next()
+            more = self._next()
+            if more.kind != "quoted":
+                raise GraphError(f"{self._file}:{more.line}: only a string in quotes can follow '+'")
+            token = token._replace(text=token.text + more.text)
         return token
 
-    def _chain(self, first: _Token) -> None:
-        self._port()
-        chain = [[first]]
+    def _chain(self, first: list[_Token], *, is_node: bool) -> list[_Token]:
+        """Read the rest of a node or of edges, from the nodes at its beginning on; returns all nodes of it."""
+        chain = [first]
         while self._sees("->", "--"):
-            if self._next().text == "--":
-                raise GraphError(f"{self._file}:{first.line}: '--' has no direction", remedy="write '->'")
+            arrow = self._next()
+            if arrow.text == "--":
+                raise GraphError(f"{self._file}:{arrow.line}: '--' has no direction", remedy="write '->'")
             chain.append(self._end())
         given = self._attributes()
-        for token in (token for end in chain for token in end):
-            own = given if len(chain) == 1 else {}
+        named = [token for end in chain for token in end]
+        for token in named:
+            own = given if is_node and len(chain) == 1 else {}
             known = self._nodes.get(token.text, (dict(self._defaults["node"]), token.line))
             self._nodes[token.text] = (known[0] | own, known[1])
         for sources, sinks in pairwise(chain):
             for src, dst in product(sources, sinks):
-                self._edges[src.text, dst.text] = (self._defaults["edge"] | given, src.line)
+                found = self._edges.setdefault((src.text, dst.text), [])
+                if self._is_strict:
+                    found.clear()
+                found.append((self._defaults["edge"] | given, src.line))
+        return named
 
     def _end(self) -> list[_Token]:
-        """Read what an arrow leads to: a name, or names between braces."""
-        if not self._sees("{"):
+        """Read one end of an edge: a name, or a subgraph, which stands for all nodes in it, each once."""
+        if not self._begins_subgraph():
             found = [self._name()]
             self._port()
             return found
-        self._next()
-        found = []
-        while not self._sees("}"):
-            if self._sees(";", ","):
-                self._next()
-            else:
-                found.append(self._name())
-        self._next()
-        return found
+        if not self._sees("{"):
+            self._next()
+            if not self._sees("{"):
+                self._name()
+        self._take("{")
+        return list({token.text: token for token in self._statements()}.values())
 
     def _port(self) -> None:
         while self._sees(":"):

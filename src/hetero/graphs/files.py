@@ -9,7 +9,6 @@ import os
 import secrets
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from hetero.floor import documents
 from hetero.floor.errors import BadValueError, GraphError
@@ -32,7 +31,7 @@ def read_text(path: Path) -> str:
     return documents.read_text(path, GraphError)
 
 
-def parse_json(text: str, place: str) -> Any:
+def parse_json(text: str, place: str) -> object:
     """Read a JSON document; NaN, infinities and a key given twice are mistakes.
 
     Raises

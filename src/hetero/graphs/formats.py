@@ -17,7 +17,7 @@ from hetero.graphs.dot import read_dot
 from hetero.graphs.files import parse_json, read_text
 from hetero.graphs.fleet_files import GraphFleet, read_fleet
 from hetero.model.graph import GraphEdge, GraphTask, TaskGraph
-from hetero.plan.problem import paths_from
+from hetero.plan.problem import without_path
 
 __all__ = [
     "FORMATS",
@@ -113,16 +113,13 @@ def convert(
 
 
 def _linked(graph: TaskGraph, file: Path | str) -> TaskGraph:
-    """Refuse a graph whose data cannot reach every device."""
-    nodes = sorted({device.memory_node for device in graph.devices})
-    for src in nodes if any(edge.nbytes for edge in graph.edges) else ():
-        reached = paths_from(graph.topology, src)
-        for dst in nodes:
-            if dst not in reached:
-                raise GraphError(
-                    f"{file}: links: no path of links leads from memory node {src!r} to {dst!r}",
-                    remedy="add a link between them",
-                )
+    """Refuse a graph whose data cannot reach a device that may need them."""
+    stranded = without_path(graph)
+    if stranded is not None:
+        raise GraphError(
+            f"{file}: links: no path of links leads from memory node {stranded[0]!r} to {stranded[1]!r}",
+            remedy="add a link between them",
+        )
     return graph
 
 

@@ -6,13 +6,13 @@ It must not change what the search finds: a budget only says when to stop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from hetero.floor.clock import monotonic_s
+from hetero.floor.clock import cpu_seconds
 from hetero.floor.deprecation import renamed_keywords
 from hetero.floor.errors import BadValueError, NothingFitsError, did_you_mean
 from hetero.graphs.plan_files import MODELS
@@ -21,6 +21,7 @@ from hetero.model.schedule import Evicted, Placed, Schedule, Sent
 from hetero.plan.bounds.graph import area_bound, critical_path_bound
 from hetero.plan.graph_search.combined import BestSchedule, rehearse, search
 from hetero.plan.graph_search.contended import ContendedFound, contended_search
+from hetero.plan.graph_search.contended import rehearse as rehearse_contended
 from hetero.plan.graph_search.portfolio import portfolio
 from hetero.plan.memory.capacity import Resident, only_where_it_fits, overflows, within_capacity
 from hetero.plan.planners.contention import Channels, Moves, channels_of, contended_schedule, least_transfers
@@ -118,8 +119,9 @@ def plan_graph(
     planner: str = "search",
     budget: Budget = Budget(),  # noqa: B008  a value
     seed: int = 0,
-    clock: Callable[[], float] = monotonic_s,
+    clock: Callable[[], float] = cpu_seconds,
     transfer_model: str = "contention",
+    starts: Sequence[Schedule] = (),
 ) -> PlannedGraph:
     """Plan a task graph.
 
@@ -132,10 +134,13 @@ def plan_graph(
     seed
         Of every random choice.
     clock
-        Gives s; tests hand in their own.
+        Gives s, of processor time by default; tests hand in their own.
     transfer_model
         'contention', where transfers share links and memory nodes have capacities, or 'free', where
         neither holds
+    starts
+        Schedules of the same tasks to begin a search under contention with; one that has a device that this graph has
+        not is left out.
 
     Raises
     ------
@@ -167,7 +172,7 @@ def plan_graph(
     warm_s = clock() - begin_s
     begin_s = clock()
     if transfer_model == "contention":
-        return _contended(graph, planner, budget, seed, clock)._replace(warm_up_s=warm_s)
+        return _contended(graph, planner, budget, seed, clock, starts)._replace(warm_up_s=warm_s)
     if planner == "search":
         found, iterations = pull(search(p, seed), budget, clock)
     else:
@@ -178,7 +183,9 @@ def plan_graph(
     return PlannedGraph(schedule, iterations, search_s, warm_s, _notes())
 
 
-def _contended(graph: TaskGraph, policy: str, budget: Budget, seed: int, clock: Callable[[], float]) -> PlannedGraph:
+def _contended(
+    graph: TaskGraph, policy: str, budget: Budget, seed: int, clock: Callable[[], float], starts: Sequence[Schedule]
+) -> PlannedGraph:
     spent_s = 0.0
 
     def timed(found: Search) -> tuple[ContendedFound, int]:
@@ -189,13 +196,13 @@ def _contended(graph: TaskGraph, policy: str, budget: Budget, seed: int, clock: 
         return pulled
 
     begin_s = clock()
-    made = contended_plan(graph, policy, seed, timed)
+    made = contended_plan(graph, policy, seed, timed, starts)
     notes = (made.note, *_notes()) if made.note else _notes()
     return PlannedGraph(made.schedule, made.iterations, spent_s or clock() - begin_s, 0.0, notes)
 
 
 def pull(
-    found: Generator[Best, float | None, None], budget: Budget, clock: Callable[[], float] = monotonic_s
+    found: Generator[Best, float | None, None], budget: Budget, clock: Callable[[], float] = cpu_seconds
 ) -> tuple[Best, int]:
     """Take from a search until the budget ends or nothing better can be; returns the last found and the iterations.
 
@@ -243,6 +250,7 @@ def warm_up(*, searches: bool) -> None:
     contended_schedule(p, channels_of(graph, p), p.order)
     if searches:
         rehearse(p)
+        rehearse_contended(p, channels_of(graph, p))
 
 
 def schedule_of(graph: TaskGraph, p: Problem, timeline: Timeline, bound_s: float, policy: str) -> Schedule:
@@ -288,7 +296,11 @@ class Contended(NamedTuple):
 
 
 def contended_plan(
-    graph: TaskGraph, policy: str, seed: int, pull: Callable[[Search], tuple[ContendedFound, int]]
+    graph: TaskGraph,
+    policy: str,
+    seed: int,
+    pull: Callable[[Search], tuple[ContendedFound, int]],
+    starts: Sequence[Schedule] = (),
 ) -> Contended:
     """Plan a graph of at least one task under contention and within capacities.
 
@@ -296,6 +308,7 @@ def contended_plan(
     ----------
     policy : 'search', or a planner by name, whose order and devices are then timed under contention
     pull : takes from the search until the budget ends
+    starts : schedules of the same tasks that the search begins with
 
     Raises
     ------
@@ -310,17 +323,35 @@ def contended_plan(
     capacity_bytes = _capacities(graph, c)
     p = only_where_it_fits(p, c, capacity_bytes, names)
     if policy == "search":
-        found, iterations = pull(contended_search(p, c, seed))
+        found, iterations = pull(contended_search(p, c, seed, _timelines(graph, p, starts)))
     else:
         chosen = planner_named(policy)(p)
         timed = contended_schedule(p, c, order_of(p, chosen), chosen.device)
-        found, iterations = ContendedFound(*timed, critical_path_bound(least_transfers(p)), policy), 1
+        found, iterations = ContendedFound(*timed, critical_path_bound(least_transfers(p, c)), policy), 1
     resident, note = Resident(found.timeline, found.moves), ""
     if overflows(p, c, capacity_bytes, found.timeline, found.moves):
         resident = _repaired(p, c, capacity_bytes, found.timeline, names)
         note = _eviction_note(resident, names)
-    bound_s = max(found.lower_bound_s, area_bound(least_transfers(p)))
+    bound_s = max(found.lower_bound_s, area_bound(least_transfers(p, c)))
     return Contended(_schedule(graph, p, c, resident, bound_s, policy), iterations, note)
+
+
+def _timelines(graph: TaskGraph, p: Problem, starts: Sequence[Schedule]) -> list[Timeline]:
+    """Return schedules as arrays, without those that have a device or a task that the graph has not."""
+    task = {each.id: at for at, each in enumerate(graph.tasks)}
+    device = {each.id: at for at, each in enumerate(graph.devices)}
+    found = []
+    for start in starts:
+        rows = [row for row in start.placements if row.task in task and row.device in device]
+        if len(rows) != len(task):
+            continue
+        at = np.array([task[row.task] for row in rows])
+        timeline = Timeline(np.empty(len(rows), dtype=np.int64), np.empty(len(rows)), np.empty(len(rows)))
+        timeline.device[at] = [device[row.device] for row in rows]
+        timeline.start_s[at], timeline.finish_s[at] = [row.start_s for row in rows], [row.finish_s for row in rows]
+        if np.isfinite(p.seconds[np.arange(len(rows)), timeline.device]).all():
+            found.append(timeline)
+    return found
 
 
 def _eviction_note(resident: Resident, names: tuple[str, ...]) -> str:

@@ -10,7 +10,7 @@ from html import escape
 from itertools import chain
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hetero.drive.trace_read import read_trace
 from hetero.floor.units import format_seconds
@@ -81,7 +81,7 @@ class GraphView:
         """Return the number of tasks on the longest path."""
         return max(self.depth.values(), default=-1) + 1
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return plain values."""
         counts = {"count": len(self.tasks), "edges": self.edges, "levels": self.levels}
         return {**counts, "tasks": [task._asdict() for task in self.tasks]}

@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -292,7 +292,7 @@ class Trials:
     failed: Mapping[str, str]
     notes: tuple[str, ...]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the figures by name, for JSON."""
         planned = {name: getattr(self.plan, name, None) for name in ("makespan_s", "lower_bound_s")}
         rest = {name: getattr(self, name) for name in self.__slots__ if name != "plan"}

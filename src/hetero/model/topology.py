@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING
 
+from hetero.floor.errors import BadValueError
 from hetero.model.device import HOST_NODE
 
 if TYPE_CHECKING:
@@ -18,6 +20,12 @@ __all__ = ["LINK_KINDS", "Link", "MemoryNode", "Topology"]
 
 LINK_KINDS = ("memory", "pcie", "nvlink", "network", "emulated", "assumed")
 """Kinds of links between memory nodes; 'assumed' where nothing is known of it."""
+
+
+def _check(what: str, value: object, allowed: str) -> None:
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not value >= 0 or (not value and "above" in allowed):  # type: ignore[operator]
+        raise BadValueError(f"{what} is {value!r}, which is not allowed", remedy=f"give {allowed}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,9 @@ class MemoryNode:
 
     id: str
     capacity_bytes: int
+
+    def __post_init__(self) -> None:
+        _check(f"capacity_bytes of memory node {self.id!r}", self.capacity_bytes, "bytes, 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,11 @@ class Link:
     bandwidth_bytes_per_s: float
     bus: str = ""
     kind: str = "memory"
+
+    def __post_init__(self) -> None:
+        of = f"of the link from {self.src!r} to {self.dst!r}"
+        _check(f"latency_s {of}", self.latency_s, "seconds, 0 or more")
+        _check(f"bandwidth_bytes_per_s {of}", self.bandwidth_bytes_per_s, "bytes/s, above 0")
 
     def seconds(self, nbytes: int) -> float:
         """Return latency + bytes / bandwidth.

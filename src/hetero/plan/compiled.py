@@ -7,14 +7,15 @@ Only modules that are themselves imported inside functions may import this one: 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import Any, TypeVar, cast
 
 __all__ = ["COMPILED", "WHY_NOT", "njit", "njit_in_place"]
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
-def _numba() -> tuple[Any, str]:
+def _numba() -> tuple[ModuleType | None, str]:
     try:
         import numba
     except Exception as error:  # noqa: BLE001  a broken numba raises anything
@@ -36,8 +37,18 @@ def njit(function: Function) -> Function:
     try:
         made: Function = _NUMBA.njit(cache=True, nogil=True)(function)
     except RuntimeError:  # no folder for the cache can be written
-        made = _NUMBA.njit(nogil=True)(function)
+        return cast(Function, _NUMBA.njit(nogil=True)(function))
+    _forget_other_versions(made)
     return made
+
+
+def _forget_other_versions(made: Any) -> None:
+    """Empty what is kept of a function, if it names classes that are gone: numba does not survive reading that."""
+    kept = made._cache
+    try:
+        kept._cache_file._load_index()
+    except Exception:  # noqa: BLE001  unpickling raises anything
+        kept.flush()
 
 
 def njit_in_place(function: Function) -> Function:

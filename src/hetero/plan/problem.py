@@ -16,7 +16,17 @@ from hetero.floor.errors import BadValueError
 from hetero.model.graph import TaskGraph, topological_order
 from hetero.model.topology import Link, Topology
 
-__all__ = ["ROUTE_BYTES", "Floats", "Ints", "Problem", "Timeline", "backwards", "paths_from", "problem_of"]
+__all__ = [
+    "ROUTE_BYTES",
+    "Floats",
+    "Ints",
+    "Problem",
+    "Timeline",
+    "backwards",
+    "paths_from",
+    "problem_of",
+    "without_path",
+]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -83,7 +93,8 @@ def problem_of(graph: TaskGraph) -> Problem:
     Raises
     ------
     BadValueError
-        The graph has a cycle, a task that no device can run, or two memory nodes without a path between them.
+        The graph has a cycle, a task that no device can run, or two memory nodes without a path between which data may
+        have to go.
     """
     number = {task.id: index for index, task in enumerate(graph.tasks)}
     pairs = [(number[edge.src], number[edge.dst]) for edge in graph.edges]
@@ -94,7 +105,7 @@ def problem_of(graph: TaskGraph) -> Problem:
     dst = np.array([pair[1] for pair in pairs], dtype=np.int64)
     nbytes = np.array([edge.nbytes for edge in graph.edges], dtype=np.float64)
     nodes = sorted({device.memory_node for device in graph.devices})
-    latency_s, s_per_byte = _routes(graph, nodes, travels=bool(nbytes.any()))
+    latency_s, s_per_byte = _routes(graph, nodes)
     return Problem(
         seconds,
         np.array([nodes.index(device.memory_node) for device in graph.devices], dtype=np.int64),
@@ -139,16 +150,45 @@ def _rows(of: Ints, other: Ints, nbytes: Floats, count: int) -> tuple[Ints, Ints
     return first, other[by], nbytes[by]
 
 
-def _routes(graph: TaskGraph, nodes: Sequence[str], *, travels: bool) -> tuple[Floats, Floats]:
+def without_path(graph: TaskGraph) -> tuple[str, str] | None:
+    """Return two memory nodes without a path of links between which data may have to go, None for none.
+
+    Notes
+    -----
+    Data may have to go from one to the other where a device of the first can run a task that makes some, and a device
+    of the second one that reads it.
+    """
+    nodes = sorted({device.memory_node for device in graph.devices})
+    if not nodes:
+        return None
+    number = {task.id: at for at, task in enumerate(graph.tasks)}
+    of_device = np.array([nodes.index(device.memory_node) for device in graph.devices])
+    runs = np.isfinite([task.seconds for task in graph.tasks]).reshape(len(number), len(graph.devices))
+    on_node = np.stack([runs[:, of_device == node].any(axis=1) for node in range(len(nodes))], axis=1)
+    carried = [(number[edge.src], number[edge.dst]) for edge in graph.edges if edge.nbytes > 0]
+    src, dst = np.array(carried, dtype=np.int64).reshape(-1, 2).T
+    goes = on_node[src].T.astype(np.float64) @ on_node[dst] > 0.0
+    for row, name in enumerate(nodes):
+        found = paths_from(graph.topology, name) if goes[row].any() else {}
+        for column in np.flatnonzero(goes[row]):
+            if nodes[column] not in found:
+                return name, nodes[column]
+    return None
+
+
+def _routes(graph: TaskGraph, nodes: Sequence[str]) -> tuple[Floats, Floats]:
+    """Return latency and s a byte between all memory nodes, 0 where there is no path and nothing has to go."""
+    stranded = without_path(graph)
+    if stranded is not None:
+        raise BadValueError(
+            f"no path of links leads from memory node {stranded[0]!r} to {stranded[1]!r}",
+            remedy="add a link between them",
+        )
     latency_s = np.zeros((len(nodes), len(nodes)))
     s_per_byte = np.zeros_like(latency_s)
     for row, src in enumerate(nodes):
         found = paths_from(graph.topology, src)
         for column, dst in enumerate(nodes):
-            if dst not in found and travels:
-                raise BadValueError(
-                    f"no path of links leads from memory node {src!r} to {dst!r}", remedy="add a link between them"
-                )
             for link in found.get(dst, ()):
                 latency_s[row, column] += link.latency_s
                 s_per_byte[row, column] += 1.0 / link.bandwidth_bytes_per_s

@@ -10,7 +10,7 @@ import hashlib
 import math
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from hetero.floor.documents import read_bytes
 from hetero.floor.errors import BadValueError, FileError, HeteroError, MissingPackageError
 from hetero.floor.files import atomic_write, output_folder
 from hetero.floor.text import single_line
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["Digits", "download", "load_digits", "load_mnist", "network", "read_idx", "scaled"]
 
@@ -35,7 +38,7 @@ _HELD_BACK = 5
 _MOST_BYTES = 4_000_000_000
 _DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
-Pair = tuple[NDArray[Any], NDArray[Any]]
+Pair = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
 class Digits(NamedTuple):
@@ -46,7 +49,7 @@ class Digits(NamedTuple):
     origin: str
 
 
-def read_idx(path: Path | str) -> NDArray[Any]:
+def read_idx(path: Path | str) -> NDArray[np.uint8]:
     """Read one idx file, gzipped or not.
 
     Raises
@@ -123,7 +126,7 @@ def _find(folder: Path, name: str) -> Path | None:
     return next((folder / each for each in names if (folder / each).is_file()), None)
 
 
-def scaled(pictures: NDArray[Any]) -> NDArray[np.float32]:
+def scaled(pictures: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Return pictures of bytes as the network takes them: shape (n, 1, 28, 28), mean 0 and deviation 1 over MNIST."""
     if pictures.shape[1:] != (_SIDE, _SIDE):
         raise BadValueError(f"pictures of {pictures.shape[1:]} are not 28 × 28", remedy="scale them")
@@ -184,7 +187,7 @@ def download(folder: Path | str, source: str = SOURCE) -> Path:
     return folder
 
 
-def network() -> Any:
+def network() -> nn.Module:
     """Make the network of the MNIST tutorials: two convolutions, two linear layers, dropout between these."""
     from torch import nn
 

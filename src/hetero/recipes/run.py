@@ -72,7 +72,7 @@ class TrainingOutcome:
         """Achieved speed over the sum of the devices' own speeds, 0 where an earlier run had done all epochs."""
         return self.samples_per_s / sum(self.reports[-1].speeds.values()) if self.reports else 0.0
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the figures for a program."""
         last = self.reports[-1] if self.reports else None
         return {

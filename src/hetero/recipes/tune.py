@@ -149,7 +149,7 @@ class SearchRecipe:
     objective: Callable[[Trial], object]
     plan: SearchPlan
     output: Path
-    context: Mapping[str, Any]
+    context: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class SearchOutcome:
     results: Path
     recipe: Path | None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the figures for a program."""
         recipe = None if self.recipe is None else str(self.recipe)
         return {**self.found.as_dict(), "results": str(self.results), "recipe": recipe}

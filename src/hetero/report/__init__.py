@@ -13,7 +13,7 @@ from typing import Any
 class _Room(ModuleType):
     """A module that is also the function `hetero.report`."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> object:
         from hetero.report.context import report
 
         return report(*args, **kwargs)

@@ -124,7 +124,7 @@ class InnerSlice(NamedTuple):
     kind: str
     start_s: float
     end_s: float
-    told: dict[str, Any]
+    told: dict[str, object]
 
 
 class Inside:

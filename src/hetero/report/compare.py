@@ -64,7 +64,7 @@ class Comparison:
     changes: tuple[FunctionChange, ...]
     categories: dict[str, tuple[float, float]]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return all figures by name."""
         rows = [{name: getattr(each, name) for name in each.__slots__} for each in self.changes]
         return {"before_s": self.before_s, "after_s": self.after_s, "changes": rows, "categories": self.categories}

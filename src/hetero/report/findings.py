@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -275,7 +275,7 @@ class Findings:
     operators: tuple[OperatorTime, ...]
     collectives: tuple[CollectiveTime, ...]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return all figures by name, for programs."""
         plain = {
             name: getattr(self, name)

@@ -7,7 +7,7 @@ It must not judge the plan: that is the lower bound's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class Planning:
     moved: int
     elsewhere: int
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the figures by name, for programs."""
         names = ("first_end_s", "replans", "moved", "elsewhere")
         return {"tasks": len(self.places), **{name: getattr(self, name) for name in names}}

@@ -125,7 +125,7 @@ class RunRecord:
     freed: list[tuple[int, str, float]] = field(default_factory=list)
     warnings: list[tuple[float, str]] = field(default_factory=list)
     used: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
-    notes: list[Any] = field(default_factory=list)
+    notes: list[object] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     torn: bool = False
     begin_s: float = 0.0

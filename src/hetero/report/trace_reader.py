@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import Any
 
 from hetero.drive.trace import read_trace
 from hetero.floor.errors import BadValueError, TraceError, did_you_mean
@@ -127,7 +126,7 @@ class _Collector:
         self._last_end_s: list[float] = []
         self._moving: dict[tuple[int, str, str], list[tuple[float, int]]] = defaultdict(list)
         self._at_s = 0.0
-        self._take: dict[type, Callable[[float, Any], None]] = {
+        self._take: dict[type, Callable[..., None]] = {
             TaskSubmitted: self._submitted,
             Run: self._launched,
             RunGroup: self._group_launched,

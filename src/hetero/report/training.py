@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from statistics import median
-from typing import Any
 
 from hetero.floor.units import format_bytes, format_seconds
 from hetero.model.annotations import CheckpointWritten, TrainingEpoch, TrainingNews, TrainingStep
@@ -63,7 +62,7 @@ class Training:
         """The last step that was told."""
         return max([*(each.step for each in self.steps), *(each.step for each in self.epochs)])
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the figures by name, for programs."""
         return {
             "steps": self.last_step,

@@ -7,7 +7,6 @@ It is called after a failure only, and must not be slow to say so.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from hetero.floor.errors import SerialisationError
 from hetero.session.futures import Future
@@ -17,7 +16,7 @@ __all__ = ["blamed"]
 
 
 def blamed(
-    error: SerialisationError, task: TaskFunction[..., Any], args: tuple[object, ...], kwargs: Mapping[str, object]
+    error: SerialisationError, task: TaskFunction[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> SerialisationError:
     """Return the error with the name of the part that cannot be pickled; as it was when none is found."""
     for name, value in _parts(task, args, kwargs):

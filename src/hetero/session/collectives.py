@@ -13,9 +13,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetero.comm.errors import GroupBrokenError
 from hetero.comm.group import Group
@@ -25,6 +26,9 @@ from hetero.drive.frame import Frame, current
 from hetero.engines.base import Channel
 from hetero.floor import clock
 from hetero.floor.errors import BadValueError
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "reduce_scatter"]
 
@@ -183,7 +187,7 @@ def reduce_scatter(array: object, op: str = "sum", algorithm: str = "auto") -> A
 # --- arrays --------------------------------------------------------------------------------------------------
 
 
-def _copied(array: object, *, is_whole: bool = False) -> tuple[Any, Callable[[Any], Any]]:
+def _copied(array: object, *, is_whole: bool = False) -> tuple[Any, Callable[[Any], object]]:
     """Return a copy in host memory, and how to make of such a one what the array was."""
     if isinstance(array, np.ndarray):
         return np.array(array, order="C"), lambda row: row
@@ -201,14 +205,14 @@ def _copied(array: object, *, is_whole: bool = False) -> tuple[Any, Callable[[An
     )
 
 
-def _copied_tensor(tensor: Any) -> tuple[object, Callable[[object], object]]:
+def _copied_tensor(tensor: torch.Tensor) -> tuple[object, Callable[[object], object]]:
     import torch
 
     host = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
     return host, lambda row: row.to(tensor.device)
 
 
-def _repeated(row: Any, size: int) -> object:
+def _repeated(row: NDArray[np.generic], size: int) -> object:
     """Return an array with a new first axis, every part of it a copy of the row."""
     if isinstance(row, np.ndarray):
         return np.repeat(row[None], size, axis=0)
@@ -222,7 +226,7 @@ class _Told(NamedTuple):
     """What members tell each other to form a group, apart from what the task sends."""
 
     word: str
-    value: Any
+    value: object
 
 
 class _Talk:
@@ -230,7 +234,7 @@ class _Talk:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._kept: defaultdict[tuple[int, bool], deque[Any]] = defaultdict(deque)
+        self._kept: defaultdict[tuple[int, bool], deque[object]] = defaultdict(deque)
         self._store: StoreMeeting | None = None
         here = [channel.address, socket.gethostname(), os.getpid(), find_spec("torch") is not None]
         places = [tuple(json.loads(each)) for each in self.exchange("where", json.dumps(here).encode())]
@@ -252,7 +256,7 @@ class _Talk:
             channel.send(_Told(word, gathered), rank)
         return gathered
 
-    def store(self) -> Any:
+    def store(self) -> object:
         """Return torch's store of keys that all members share."""
         if self._store is None:
             rank, size = self._channel.rank, self._channel.world_size
@@ -261,7 +265,7 @@ class _Talk:
             self._store = StoreMeeting(rank, size, rendezvous, kept)
         return self._store.store()
 
-    def recv(self, rank: int) -> Any:
+    def recv(self, rank: int) -> object:
         """Wait for the next value that the task of another member sent."""
         return self._next(rank, told=False)
 
@@ -283,7 +287,7 @@ class _Talk:
 
 
 @contextmanager
-def _group(what: str, row: Any) -> Iterator[Group]:
+def _group(what: str, row: NDArray[np.generic]) -> Iterator[Group]:
     """Have the group of this task's members, or one of a single member; the trace is told of what goes on in it."""
     frame = current()
     if frame is None or frame.channel is None or frame.channel.world_size == 1:

@@ -212,7 +212,7 @@ class DeviceKeys(_Strict):
 
     @field_validator("cores", "isolation", "python")
     @classmethod
-    def _of_use(cls, given: Any, info: ValidationInfo) -> Any:
+    def _of_use(cls, given: Any, info: ValidationInfo) -> object:
         """Refuse what devices of that type have no use for."""
         word, field = info.data.get("type", ""), info.field_name
         if field == "cores":
@@ -335,7 +335,7 @@ def normal_form(root: Root) -> dict[str, object]:
     return ({"devices": root.spec} if root.spec else {}) | root.model_dump(exclude_none=True)
 
 
-def without_blanks(value: object) -> Any:
+def without_blanks(value: object) -> object:
     """Drop keys that have no value: a key left blank is a key not given."""
     if isinstance(value, dict):
         return {key: without_blanks(child) for key, child in value.items() if child is not None}

@@ -33,7 +33,7 @@ def tree_of(value: Mapping[str, object], name: str) -> Tree:
     return Tree(copied(value, name), {(): name}, name)
 
 
-def copied(value: object, name: str, depth: int = 0) -> Any:
+def copied(value: object, name: str, depth: int = 0) -> object:
     """Return a copy of nested mappings and lists as dicts and lists; refuses what contains itself."""
     if depth > DEEPEST:
         raise ConfigError(f"{name}: this is nested deeper than {DEEPEST} levels")

@@ -693,7 +693,13 @@ class Context(AsyncTwins):
             entry = self._numbers[name] = (words, itertools.count(1))
         return f"{entry[0]}-{next(entry[1])}"
 
-    def _blame(self, error: SerialisationError, task: TaskFunction[..., Any], args: Any, kwargs: Any) -> NoReturn:
+    def _blame(
+        self,
+        error: SerialisationError,
+        task: TaskFunction[..., object],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+    ) -> NoReturn:
         from hetero.session.blame import blamed
 
         raise blamed(error, task, args, kwargs) from error

@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetero.floor.clock import TraceSink
 from hetero.floor.units import format_bytes, format_rate, format_seconds
@@ -150,7 +150,7 @@ class WatchedPolicy:
         self.name = policy.name
         self._policy = policy
 
-    def __getattr__(self, word: str) -> Any:
+    def __getattr__(self, word: str) -> object:
         """Return what the policy declares of itself."""
         return getattr(self._policy, word)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from concurrent.futures.thread import BrokenThreadPool
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hetero.engines.shared.exceptions import UNREAD, dump_error, load_error, one_line
 from hetero.engines.shared.wire import as_bytes, load
@@ -33,7 +33,7 @@ from hetero.session.tasks import TaskFunction, as_task
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-    from multiprocessing.context import BaseContext
+    from multiprocessing.context import BaseContext, SpawnProcess
 
     from hetero.session.context import Context
 
@@ -117,7 +117,7 @@ class Executor(concurrent.futures.Executor):
             failed.set_exception(error)
             return failed
 
-    def _task(self, fn: Callable[..., object]) -> TaskFunction[..., Any]:
+    def _task(self, fn: Callable[..., object]) -> TaskFunction[..., object]:
         """Return the call's task; for the same function the same one each time, so that nothing is checked again.
 
         Of what is no function, such as a method, nothing is kept, which a cycle would hold.
@@ -237,7 +237,7 @@ class _Calls:
         atexit.unregister(_finish_all)  # what is registered last is called first, before the engine is stopped
         atexit.register(_finish_all)
 
-    def submit(self, task: TaskFunction[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> Future:
+    def submit(self, task: TaskFunction[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> Future:
         with self._lock:
             if self._shut:
                 raise ShutDownRuntimeError(
@@ -324,6 +324,8 @@ def _check(
     initializer: Callable[..., object] | None,
     max_tasks_per_child: int | None,
 ) -> None:
+    if isinstance(max_workers, bool) or not isinstance(max_workers, SupportsIndex | None):
+        raise BadValueError(f"max_workers={max_workers!r} is not allowed", remedy="give a whole number, 1 or more")
     if max_workers is not None and max_workers <= 0:
         raise BadValueError("max_workers must be greater than 0")
     if initializer is not None and not callable(initializer):
@@ -370,7 +372,7 @@ class _Chunk:
     def __init__(self, function: Callable[..., object]) -> None:
         self.function = function
 
-    def __call__(self, chunk: tuple[Any, ...]) -> list[Any]:
+    def __call__(self, chunk: tuple[Any, ...]) -> list[object]:
         return [self.function(*items) for items in chunk]
 
 
@@ -381,7 +383,7 @@ class _InChild:
         self.function, self.calls = function, calls
         self.__name__ = getattr(function, "__name__", type(function).__name__)
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         child = _children.setdefault(self.calls, _Child(self.calls))
         well, *parts = child.answer(as_bytes((self.function, args, kwargs)))
         if not well:
@@ -395,13 +397,14 @@ class _Child:
     def __init__(self, calls: int) -> None:
         self._calls = calls
         self._left = 0
-        self._process: Any = None
+        self._process: SpawnProcess | None = None
         self._line: Any = None
 
     def answer(self, packed: bytes) -> tuple[Any, ...]:
         if self._left == 0:
             self._replace()
         self._left -= 1
+        assert self._process is not None
         self._line.send_bytes(packed)
         try:
             found: tuple[object, ...] = self._line.recv()
@@ -439,7 +442,7 @@ def _serve_calls(line: Connection) -> None:
         line.send(_call_packed(packed))
 
 
-def _call_packed(packed: bytes) -> tuple[Any, ...]:
+def _call_packed(packed: bytes) -> tuple[object, ...]:
     try:
         function, args, kwargs = load(packed)
         return True, as_bytes(function(*args, **kwargs))

@@ -20,7 +20,7 @@ from hetero.floor.clock import wall_time_s
 from hetero.floor.errors import BadValueError, ConfigError
 from hetero.model.device import Device
 from hetero.session.disk_cache import DiskCache, backend_key, digest
-from hetero.session.fleet_build import Builder, DeviceEntry, Wanted, parse_spec, picked, refuse_absent
+from hetero.session.fleet_build import Builder, DeviceEntry, Wanted, names_with_host, parse_spec, picked, refuse_absent
 from hetero.session.fleet_speed import measure, status, topology
 
 __all__ = [
@@ -188,6 +188,8 @@ def from_spec(spec: str) -> tuple[Device, ...]:
     [('h0/cpu:0', 1, 1.0), ('h0/cpu:1', 1, 0.25), ('h0/null:0', 1, 1.0), ('h0/null:1', 1, 1.0)]
     """
     wanted = parse_spec(spec, registry.device_words())
+    if elsewhere := [name for name in names_with_host(spec) if not name.startswith("h0/") and "/" in name]:
+        raise BadValueError(f"{elsewhere[0]} is on another host", remedy="give --engine ray --address ADDRESS, too")
     found = _survey_for(one.word for one in wanted)
     builder = Builder(found, choose(found)[0])
     read, warnings = builder.understood(wanted)

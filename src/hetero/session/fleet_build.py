@@ -24,12 +24,14 @@ __all__ = [
     "DeviceEntry",
     "Wanted",
     "most_cpu_devices",
+    "names_with_host",
     "parse_spec",
     "picked",
     "refuse_absent",
     "refuse_cores",
 ]
 
+_HOST = re.compile(r"h\d+/")
 _ENTRY = re.compile(
     r"(?:(?P<count>[-+.\d]+)\s*x\s*)?(?:h0/)?(?P<word>[a-z][\w-]*?)"
     r"(?::(?P<index>[-+.\w]+)|\s*/\s*(?P<cores>[-+.\d]+)\s*cores?)?\s*(?:\*\s*(?P<share>\S+))?",
@@ -142,7 +144,26 @@ def parse_spec(spec: str, words: Iterable[str]) -> tuple[Wanted, ...]:
         raise BadValueError(
             f"{spec!r} is an empty fleet, which runs nothing", remedy="write it like '1xcpu,1xcpu*0.25'"
         )
-    return tuple(_parse_item(item, known) for item in items)
+    named = names_with_host(spec)
+    found = tuple(_parse_item(item.rpartition("/")[2] if named else item, known) for item in items)
+    if named and (several := [item for item, one in zip(items, found, strict=True) if one.id is None]):
+        raise BadValueError(
+            f"{several[0]!r} beside devices that are named with their host says not which one",
+            remedy="name each as in 'cpu:0,h1/cuda:0'",
+        )
+    return found
+
+
+def names_with_host(spec: str) -> tuple[str, ...]:
+    """Return the devices of a fleet in one line that names them as a cluster lists them, () where none has a host.
+
+    Examples
+    --------
+    >>> names_with_host("cpu:0, h1/cuda:0"), names_with_host("2xcpu/4cores")
+    (('cpu:0', 'h1/cuda:0'), ())
+    """
+    names = tuple(dict.fromkeys(word.strip() for word in spec.split(",")))
+    return names if any(_HOST.match(name) for name in names) else ()
 
 
 def _parse_item(item: str, known: tuple[str, ...]) -> Wanted:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from hetero.drive.live import Driver
+    from hetero.session.tasks import TaskFunction
 
     R = TypeVar("R", default=Any)
 else:
@@ -46,7 +47,7 @@ else:
     R = TypeVar("R")
 """What a future gives; anything where nobody says."""
 
-__all__ = ["Bound", "Future", "Owner", "R", "bind", "exception_of", "refuse_held"]
+__all__ = ["Bound", "Future", "Owner", "R", "RaisingFuture", "bind", "exception_of", "refuse_held"]
 
 _PENDING = "PENDING"
 _FINISHED = "FINISHED"
@@ -101,7 +102,24 @@ def refuse_held(held: tuple[int, str] | None, what: str) -> None:
         )
 
 
-class Future(concurrent.futures.Future[R]):
+class RaisingFuture(concurrent.futures.Future[R]):
+    """A future that raises its exception also where that counts as false, as one with a length of 0 does.
+
+    Python 3.11's own takes such a one for none.
+    """
+
+    def result(self, timeout: float | None = None) -> R:
+        """Return the value, waiting for it, or raise the exception."""
+        error = super().exception(timeout)
+        if error is None:
+            return super().result(0)
+        try:
+            raise error
+        finally:
+            del error, self  # else the frame in its traceback would keep both alive
+
+
+class Future(RaisingFuture[R]):
     """The result of a task, or a value that was put, on whichever device it lies.
 
     It works wherever a `concurrent.futures.Future` does, and can be awaited. Given as an argument to another
@@ -145,7 +163,7 @@ class Future(concurrent.futures.Future[R]):
         # called once, by whoever ends the future, before those that wait for it; must not wait
         self._ended: Callable[[], object] | None = None
         # the task and its arguments where it can be cut into parts
-        self._cut: tuple[Any, tuple[Any, ...], Mapping[str, Any]] | None = None
+        self._cut: tuple[TaskFunction[..., object], tuple[object, ...], Mapping[str, object]] | None = None
         self._load: Callable[[], Any] | None = None
 
     def result(self, timeout: float | None = None) -> R:
@@ -471,8 +489,8 @@ class Bound(NamedTuple):
         A future among them that has failed already, else None.
     """
 
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
     refs: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     keep: tuple[Future, ...] = ()
@@ -500,7 +518,7 @@ def _is_leaf(kind: type) -> bool:
     return kind is not Future and kind not in _REFUSED and not is_container(kind)
 
 
-def _all_leaves(values: Iterable[Any]) -> bool:
+def _all_leaves(values: Iterable[object]) -> bool:
     return all(map(_is_leaf, set(map(type, values)) - _PLAIN))
 
 
@@ -509,14 +527,18 @@ def _nothing_to_bind(values: Iterable[Any]) -> bool:
     waiting = [values]
     for each in waiting:  # which grows meanwhile
         kinds = set(map(type, each)) - _PLAIN
-        if kinds and not all(map(_is_leaf, kinds)):
-            if not kinds <= _LOOKED_INTO or len(waiting) > _MOST_LOOKED_INTO:
-                return False
+        if not kinds:
+            continue
+        if kinds <= _LOOKED_INTO and len(waiting) <= _MOST_LOOKED_INTO:
             waiting.extend([value.values() if type(value) is dict else value for value in each if type(value) in kinds])
+        elif not all(map(_is_leaf, kinds)):
+            return False
     return True
 
 
-def bind(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], resolve: Callable[[Future], object]) -> Bound:
+def bind(
+    name: str, args: tuple[object, ...], kwargs: Mapping[str, object], resolve: Callable[[Future], object]
+) -> Bound:
     """Put references in place of futures, at any depth of lists, tuples, dicts, sets, named tuples and dataclasses.
 
     Parameters
@@ -554,7 +576,7 @@ class _Binder:
         self.found: dict[int, Future] = {}
         self.open: set[int] = set()
 
-    def replace(self, value: Any, place: str) -> Any:
+    def replace(self, value: Any, place: str) -> object:
         kind = type(value)
         if kind is Future:
             return self._reference(value)
@@ -572,13 +594,13 @@ class _Binder:
             )
         return value
 
-    def _reference(self, value: Future) -> Any:
+    def _reference(self, value: Future) -> object:
         reference = self.resolve(value)
         if type(reference) is ItemRef:
             self.found[reference.item] = value
         return reference
 
-    def _container(self, value: Any, place: str) -> object:
+    def _container(self, value: object, place: str) -> object:
         if id(value) in self.open:
             raise BadValueError(
                 f"{place} of {self.name} contains itself",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["gather", "reduce"]
 
 
-def gather(futures: Any, return_exceptions: bool = False) -> list[Any]:
+def gather(futures: Any, return_exceptions: bool = False) -> list[object]:
     """Return the values of futures as a list; containers inside keep their form."""
     _check(futures)
     return [_value(item, return_exceptions) for item in futures]
@@ -47,7 +47,7 @@ def _check(futures: object) -> None:
         )
 
 
-def _value(item: object, return_exceptions: bool = False) -> Any:
+def _value(item: object, return_exceptions: bool = False) -> object:
     if isinstance(item, concurrent.futures.Future):
         return _outcome(item) if return_exceptions else item.result()
     if not is_container(type(item)):
@@ -89,7 +89,7 @@ def _futures_in(item: object) -> Iterator[concurrent.futures.Future[object]]:
             yield from _futures_in(each)
 
 
-def reduce(ctx: Context, task: TaskFunction[..., Any], futures: Iterable[object], ordered: bool) -> Future:
+def reduce(ctx: Context, task: TaskFunction[..., object], futures: Iterable[object], ordered: bool) -> Future:
     """Combine futures two by two, those on one memory node first; returns the future of the total."""
     leaves = [leaf if isinstance(leaf, Future) and leaf.owner is ctx else ctx.put(_value(leaf)) for leaf in futures]
     if not leaves:

@@ -17,6 +17,7 @@ from hetero.model.device import HOST_NODE, Device
 from hetero.model.topology import Link, Topology
 from hetero.session.config_here import find_devices
 from hetero.session.disk_cache import DiskCache
+from hetero.session.fleet_build import names_with_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +29,7 @@ __all__ = [
     "POOL_BYTES",
     "devices_of",
     "devices_on",
+    "named_devices",
     "network_links",
     "open_to_more",
     "over_network",
@@ -101,7 +103,9 @@ def devices_of(cluster: Cluster | None, config: Config, notes: list[str]) -> tup
         return find_devices(config, notes)
     found: list[Device] = []
     troubles: list[HeteroError] = []
-    for host, answer in cluster.ask(hosts, _devices_here, (config,), _SURVEY_S):
+    names = names_with_host(config.spec)
+    asked = replace(config, devices=None, spec="") if names else config
+    for host, answer in cluster.ask(hosts, _devices_here, (asked,), _SURVEY_S):
         if isinstance(answer, (ConfigError, BadValueError)):
             troubles.append(answer)
             notes.append(f"{host.name} ({host.address}) is left out: {answer.problem}")
@@ -111,7 +115,24 @@ def devices_of(cluster: Cluster | None, config: Config, notes: list[str]) -> tup
             found += [_named(device, host.name) for device in answer]
     if not found:
         raise troubles[0]
-    return tuple(found)
+    return named_devices(found, names) if names else tuple(found)
+
+
+def named_devices(found: Sequence[Device], names: Sequence[str]) -> tuple[Device, ...]:
+    """Return the devices of these names; without a host it is one of the program's own host.
+
+    Raises
+    ------
+    BadValueError
+        There is no such device.
+    """
+    known = {name: device for device in found for name in (device.id, device.short)}
+    if absent := [name for name in names if name not in known]:
+        raise BadValueError(
+            f"devices: no host has {', '.join(absent)}",
+            remedy=f"name them as 'hetero devices' lists them: {', '.join(device.short for device in found)}",
+        )
+    return tuple(dict.fromkeys(known[name] for name in names))
 
 
 def network_links(cluster: Cluster | None) -> tuple[Link, ...]:
@@ -183,12 +204,15 @@ def devices_on(cluster: Cluster, host: Host, config: Config) -> tuple[Device, ..
     EngineError
         It cannot say what it has.
     """
-    ((_, answer),) = cluster.ask([host], _devices_here, (config,), _SURVEY_S)
+    names = names_with_host(config.spec)
+    asked = replace(config, devices=None, spec="") if names else config
+    ((_, answer),) = cluster.ask([host], _devices_here, (asked,), _SURVEY_S)
     if isinstance(answer, (ConfigError, BadValueError)):
         return ()
     if isinstance(answer, HeteroError):
         raise answer
-    return tuple([_named(device, host.name) for device in answer])
+    found = [_named(device, host.name) for device in answer]
+    return tuple([device for device in found if not names or device.short in names])
 
 
 def _devices_here(config: Config) -> Sequence[Device]:

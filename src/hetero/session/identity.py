@@ -13,28 +13,32 @@ import os
 import sys
 import types
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copyreg import dispatch_table
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetero.drive.frame import KEPT_MARK
 from hetero.session.functions import FunctionSource, travels_by_name, used_names
 from hetero.session.futures import Future
 from hetero.session.tasks import TaskFunction
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = ["call_identity", "read_as_future", "value_identity"]
 
 _SIMPLE = frozenset({type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented)})
 _MOST_KNOWN = 1024
 
-_known: dict[str, tuple[Any, str]] = {}
+_known: dict[str, tuple[object, str]] = {}
 
 
-def call_identity(task: TaskFunction[..., Any], args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
+def call_identity(task: TaskFunction[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
     """Return the digest of a call: of the code, what it takes along, what it asks for, and the arguments.
 
     Notes
@@ -103,11 +107,11 @@ class _Reader:
         else:
             self._object(value)
 
-    def _word(self, label: str, data: Any) -> None:
+    def _word(self, label: str, data: bytes | memoryview) -> None:
         self.digest.update(f"{label}:{len(data)}:".encode())
         self.digest.update(data)
 
-    def _items(self, value: Any) -> None:
+    def _items(self, value: Collection[object]) -> None:
         self._word(type(value).__name__, str(len(value)).encode())
         if set(map(type, value)) <= _SIMPLE:
             self._word("plain", repr(list(value)).encode(errors="surrogatepass"))
@@ -121,13 +125,13 @@ class _Reader:
             self.value(key)
             self.value(item)
 
-    def _set(self, value: Any) -> None:
+    def _set(self, value: Iterable[object]) -> None:
         self._word(type(value).__name__, "".join(sorted(map(value_identity, value))).encode())
 
-    def _buffer(self, value: Any) -> None:
+    def _buffer(self, value: bytes | bytearray | memoryview) -> None:
         self._word(type(value).__name__, bytes(value))
 
-    def _array(self, value: np.ndarray[Any, Any]) -> None:
+    def _array(self, value: NDArray[np.generic]) -> None:
         if value.dtype.hasobject or value.dtype.kind in "mM":
             self._word("dtype", str(value.dtype).encode())
             self._word("shape", repr(value.shape).encode())
@@ -138,7 +142,7 @@ class _Reader:
         data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
         self.digest.update(data.data)
 
-    def _tensor(self, value: Any) -> None:
+    def _tensor(self, value: torch.Tensor) -> None:
         import torch
 
         self._word("tensor", f"{type(value)} {value.dtype} {value.requires_grad} {value.device}".encode())
@@ -191,7 +195,7 @@ class _Reader:
         self.value(value.__func__)
         self.value(value.__self__)
 
-    def _builtin(self, value: Any) -> None:
+    def _builtin(self, value: types.BuiltinFunctionType) -> None:
         owner = getattr(value, "__self__", None)
         self._word("builtin", f"{value.__module__}.{value.__qualname__}".encode())
         if owner is not None and not isinstance(owner, types.ModuleType):
@@ -220,7 +224,7 @@ class _Reader:
         if isinstance(value, type):
             self._class(value)
             return
-        reduce: Callable[[Any], Any] | None = dispatch_table.get(type(value))
+        reduce: Callable[..., Any] | None = dispatch_table.get(type(value))
         parts = value.__reduce_ex__(4) if reduce is None else reduce(value)
         if isinstance(parts, str):
             self._word("global", f"{type(value).__module__}.{parts}".encode())
@@ -240,7 +244,7 @@ _CLASS_OWN = frozenset(
 )  # fmt: skip
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 
-_readers: dict[type, Callable[[_Reader, Any], None]] = {
+_readers: dict[type, Callable[..., None]] = {
     list: _Reader._items,
     tuple: _Reader._items,
     dict: _Reader._mapping,

@@ -15,17 +15,18 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetero.drive.frame import current
 from hetero.engines.shared.wire import cloud_pickler
 from hetero.floor.errors import BadValueError, MissingPackageError
 from hetero.session.functions import FunctionSource
-from hetero.session.futures import Future
+from hetero.session.futures import Future, RaisingFuture
 from hetero.session.sharing import LARGE_BYTES, SharedOnce
 from hetero.session.signature import register as register_description
 from hetero.session.tasks import TaskFunction
@@ -111,7 +112,7 @@ def _setup_of(options: Mapping[str, Any]) -> _Setup | None:
     return _setups[0]
 
 
-def _run_batch(batch: Any, name: str, setup: _Setup | None) -> object:
+def _run_batch(batch: Callable[[], object], name: str, setup: _Setup | None) -> object:
     """Run a batch, with the back end's name known in the worker too: loops of the batch run one call after another."""
     from joblib import parallel
 
@@ -141,8 +142,8 @@ class _Packed(NamedTuple):
     """
 
     body: bytes
-    shared: list[Any]
-    buffers: list[Any]
+    shared: Sequence[object]
+    buffers: Sequence[pickle.PickleBuffer]
     writable: bool
     calls: int
 
@@ -155,7 +156,13 @@ register_description(_Packed, lambda packed: ("calls", float(packed.calls)))
 _arriving = threading.local()
 
 
-def _unpacked(body: bytes, shared: list[Any], buffers: list[Any], writable: bool, calls: int) -> Any:
+def _unpacked(
+    body: bytes,
+    shared: Sequence[NDArray[np.generic]],
+    buffers: Sequence[pickle.PickleBuffer],
+    writable: bool,
+    calls: int,
+) -> object:
     """Return a batch of so many calls as it was before it travelled."""
     for array in shared:
         array.flags.writeable = writable
@@ -190,7 +197,7 @@ def _batch_pickler() -> Any:
 _ARRAYS = frozenset({np.ndarray, np.memmap})
 
 
-_Call = tuple[TaskFunction[..., Any], tuple[Any, ...], dict[str, Any]]
+_Call = tuple[TaskFunction[..., object], tuple[object, ...], dict[str, object]]
 
 
 class _Loop:
@@ -210,7 +217,7 @@ class _Loop:
         self._lock = threading.Lock()
         self._running: set[Future] = set()
         self._handing_in = 0
-        self._waiting: deque[tuple[_Call, concurrent.futures.Future[Any]]] = deque()
+        self._waiting: deque[tuple[_Call, concurrent.futures.Future[object]]] = deque()
         ids = [device.id for device in ctx.devices]
         self._on = ids[:jobs] if jobs < len(ids) else []
         self._packs = ctx.driver.engine.copies_arguments
@@ -271,7 +278,7 @@ class _Loop:
         for future in running:
             future.cancel()
 
-    def _pack(self, batch: object) -> Any:
+    def _pack(self, batch: object) -> object:
         """Return a batch as it travels; itself where nothing does."""
         if not self._packs:
             return batch
@@ -279,7 +286,7 @@ class _Loop:
         numbers: dict[int, int] = {}
         buffers: list[pickle.PickleBuffer] = []
 
-        def share(array: object) -> Any:
+        def share(array: object) -> object:
             if self._here and (reduced := _reduce_mapped(array)) is not None:
                 return reduced
             if type(array) is not np.ndarray or array.nbytes < self._least_bytes or array.dtype.hasobject:
@@ -397,15 +404,15 @@ def _backend_class() -> Any:
             jobs = self.default_n_jobs if n_jobs is None else n_jobs
             return max(1, devices + 1 + jobs) if jobs < 0 else min(jobs, devices)
 
-        def submit(self, func: object, callback: Callable[[Any], None] | None = None) -> Any:
+        def submit(self, func: object, callback: Callable[[Any], None] | None = None) -> object:
             """Submit one batch; one that cannot be handed in fails in its future, wherever it was asked for."""
-            ended: concurrent.futures.Future[object] = concurrent.futures.Future()
+            ended: concurrent.futures.Future[object] = RaisingFuture()
             if callback is not None:
                 ended.add_done_callback(callback)
             self._current().submit(func, self.name, ended)
             return ended
 
-        def retrieve_result_callback(self, out: Any) -> object:
+        def retrieve_result_callback(self, out: concurrent.futures.Future[object]) -> object:
             """Return the result of a batch that has ended."""
             return out.result()
 

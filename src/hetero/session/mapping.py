@@ -37,7 +37,7 @@ CHUNKS_A_DEVICE = 4
 class ChunkRunner:
     """Runs a function over the items of one chunk; gives the seconds of an item and the results."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         self.function = function
 
     def __call__(self, *columns: Sequence[object]) -> tuple[float, list[object]]:
@@ -50,7 +50,7 @@ class ChunkRunner:
         return (monotonic_s() - begin) / max(1, len(results)), results
 
 
-def _marked(frame: Frame, items: Sequence[Any]) -> Iterator[object]:
+def _marked(frame: Frame, items: Sequence[object]) -> Iterator[object]:
     """Yield the items, and tell the task which of them runs: each has loops and checkpoints of its own."""
     for frame.item, item in enumerate(items):
         frame.loops = None
@@ -59,8 +59,8 @@ def _marked(frame: Frame, items: Sequence[Any]) -> Iterator[object]:
 
 def start_map(
     ctx: Context,
-    task: TaskFunction[..., Any],
-    iterables: Sequence[Iterable[Any]],
+    task: TaskFunction[..., object],
+    iterables: Sequence[Iterable[object]],
     chunk: int | str,
     timeout_s: float | None,
 ) -> Iterator[Any]:
@@ -102,7 +102,7 @@ def chunk_size(item_s: float, left: int, devices: int) -> int:
     return max(1, min(worth, left // (CHUNKS_A_DEVICE * devices)))
 
 
-def _columns(iterables: Sequence[Iterable[Any]]) -> list[Sequence[object]]:
+def _columns(iterables: Sequence[Iterable[object]]) -> list[Sequence[object]]:
     """Read the iterables as far as the shortest lasts: others may be without end."""
     if len(iterables) == 1 or all(isinstance(iterable, Sized) for iterable in iterables):
         return [_column(iterable) for iterable in iterables]
@@ -118,7 +118,7 @@ def _with_items(ctx: Context, columns: list[Sequence[object]]) -> list[Sequence[
     return [_with_shared(once, column) if once.shares and _holds_arrays(column) else column for column in columns]
 
 
-def _holds_arrays(column: Sequence[Any]) -> bool:
+def _holds_arrays(column: Sequence[object]) -> bool:
     return isinstance(column, list | tuple) and np.ndarray in set(map(type, column))
 
 
@@ -156,14 +156,14 @@ class Results(Iterator[Any]):
     def __init__(
         self,
         ctx: Context,
-        task: TaskFunction[..., Any],
-        columns: list[Sequence[Any]],
+        task: TaskFunction[..., object],
+        columns: list[Sequence[object]],
         length: int,
         until_s: float | None,
     ) -> None:
         self._ctx = ctx
         self._task = task
-        self._chunked: TaskFunction[..., Any] | None = None
+        self._chunked: TaskFunction[..., object] | None = None
         self._columns = columns
         self._length = length
         self._until_s = until_s
@@ -283,7 +283,7 @@ def _lost(error: TaskLostError, part: _Part) -> TaskLostError:
     return TaskLostError(f"{which} of the map: {error.problem}", remedy=error.remedy)
 
 
-def _can_be_chunked(task: TaskFunction[..., Any]) -> bool:
+def _can_be_chunked(task: TaskFunction[..., object]) -> bool:
     request, around = task.request, task.surroundings
     if around is not None and around.seed is not None:
         return False
@@ -291,12 +291,12 @@ def _can_be_chunked(task: TaskFunction[..., Any]) -> bool:
     return not (kernels or task.source.callable is None or request.devices > 1 or request.timeout_s or request.retries)
 
 
-def _chunked(task: TaskFunction[..., Any]) -> TaskFunction[..., object]:
+def _chunked(task: TaskFunction[..., object]) -> TaskFunction[..., object]:
     source = task.source
     if source.chunked is None:
         shipped: Any = source.callable if source.shipped is None else source.shipped
         runners = {word: ChunkRunner(code) for word, code in source.implementations.items()}
         source.chunked = FunctionSource(ChunkRunner(shipped), runners, task.name, of=source)
-    chunked: TaskFunction[..., Any] = TaskFunction(source.chunked.callable, {"name": task.name}, source.chunked)
+    chunked: TaskFunction[..., object] = TaskFunction(source.chunked.callable, {"name": task.name}, source.chunked)
     chunked.request, chunked.surroundings = task.request, task.surroundings
     return chunked

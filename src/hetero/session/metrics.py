@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from hetero.floor.errors import BadValueError, MissingPackageError
@@ -237,7 +237,7 @@ class _Seen:
     def __init__(self, registry: object) -> None:
         from prometheus_client import Counter, Gauge, Histogram
 
-        def made(kind: Any, name: str, words: str, *labels: str, **more: Any) -> Any:
+        def made(kind: Callable[..., object], name: str, words: str, *labels: str, **more: object) -> Any:
             return kind(f"hetero_{name}", words, labels, registry=registry, **more)
 
         self._tasks = made(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import frexp
 from typing import TYPE_CHECKING, Any, NoReturn
 from zlib import crc32
@@ -22,7 +22,7 @@ from hetero.engines.base import Asked, Ended, Function, ItemRef, Spread
 from hetero.floor import clock
 from hetero.floor.containers import contents, is_container, rebuild
 from hetero.floor.errors import BadValueError, NothingFitsError, SerialisationError
-from hetero.session.futures import R, exception_of
+from hetero.session.futures import R, RaisingFuture, exception_of
 from hetero.session.gathering import gather
 from hetero.session.identity import call_identity, read_as_future
 from hetero.session.mapping import check_chunk
@@ -78,7 +78,7 @@ class _Waiters(list[Any]):
         super().append(waiter)
 
 
-class NestedFuture(concurrent.futures.Future[R]):
+class NestedFuture(RaisingFuture[R]):
     """The result of a nested task.
 
     Attributes
@@ -120,7 +120,7 @@ class _SpreadFuture(NestedFuture):
         self._task_key = task_key
         self._spread = spread
         self._name = name
-        self._load: Callable[[], Any] | None = None
+        self._load: Callable[[], object] | None = None
         self._waiters = _Waiters(spread)
 
     def _end(self, ended: Ended) -> None:
@@ -446,7 +446,14 @@ def _note_time(kind: _Kind, seconds: float, nests: bool) -> None:
     _expected_s[kind] = (known_s or 0.0) + share * (seconds - (known_s or 0.0))
 
 
-def _stays(spread: Spread, frame: Frame, task: TaskFunction[..., Any], kind: _Kind, args: Any, kwargs: Any) -> bool:
+def _stays(
+    spread: Spread,
+    frame: Frame,
+    task: TaskFunction[..., object],
+    kind: _Kind,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+) -> bool:
     """Return whether a nested task runs at once in the worker of its parent."""
     request = task.request
     if request.near or request.apart:
@@ -482,7 +489,7 @@ def _is_short(spread: Spread, kind: _Kind, least_s: float, out: int) -> bool:
 _known_able: dict[int, tuple[object, object, tuple[str, ...]]] = {}
 
 
-def _able(spread: Spread, task: TaskFunction[..., Any]) -> tuple[str, ...]:
+def _able(spread: Spread, task: TaskFunction[..., object]) -> tuple[str, ...]:
     """Return the devices that can run a task."""
     request = task.request
     known = _known_able.get(id(request))
@@ -508,7 +515,7 @@ def _is_open(value: object) -> bool:
     return any(map(_is_open, contents(value)))
 
 
-def _ran(frame: Frame, task: TaskFunction[..., Any], args: object, kwargs: object) -> NestedFuture:
+def _ran(frame: Frame, task: TaskFunction[..., object], args: object, kwargs: Any) -> NestedFuture:
     """Run a nested task at once; return its future, which has ended."""
     source, future = task.source, NestedFuture()
     code = Function(f"{task.name} {len(source.implementations)}", task.name, source.callable, source.implementations)
@@ -529,7 +536,7 @@ def _ran(frame: Frame, task: TaskFunction[..., Any], args: object, kwargs: objec
 def _spread(
     spread: Spread,
     frame: Frame,
-    task: TaskFunction[..., Any],
+    task: TaskFunction[..., object],
     call: tuple[object, object],
     described: tuple[str, float, _Kind],
 ) -> NestedFuture:
@@ -572,7 +579,7 @@ def _with_values(value: object) -> Any:
     return rebuild(value, _with_values) if is_container(type(value)) else value
 
 
-def _with_references(value: object, numbers: list[int]) -> Any:
+def _with_references(value: object, numbers: list[int]) -> object:
     """Return an argument with references for the futures of tasks that were handed in."""
     if isinstance(value, NestedFuture):
         if value.done() and (value.cancelled() or value.exception() is not None):
@@ -582,7 +589,7 @@ def _with_references(value: object, numbers: list[int]) -> Any:
     return rebuild(value, lambda each: _with_references(each, numbers)) if is_container(type(value)) else value
 
 
-def _refuse(frame: Frame, task: TaskFunction[..., Any]) -> None:
+def _refuse(frame: Frame, task: TaskFunction[..., object]) -> None:
     request, device = task.request, frame.device
     reason = obstacle(device, request, device.memory_limit_bytes or None)
     if reason:
@@ -600,7 +607,7 @@ def _refuse(frame: Frame, task: TaskFunction[..., Any]) -> None:
         )
 
 
-def _tried(frame: Frame, code: Function, args: object, kwargs: object, retries: int) -> Any:
+def _tried(frame: Frame, code: Function, args: object, kwargs: object, retries: int) -> object:
     inside = frame.inside
     assert inside is not None
     for _ in range(retries):

@@ -10,7 +10,6 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hetero.floor.documents import parse_json, record_of
 from hetero.floor.errors import BadValueError, ExitCode, FileError, HeteroError, did_you_mean
@@ -52,7 +51,7 @@ class OpenRun:
     socket: str
     token: str
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return what may be shown."""
         return {"name": self.name, "pid": self.pid, "host": self.host, "began": self.began, "user": self.user}
 

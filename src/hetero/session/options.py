@@ -221,7 +221,7 @@ _FIELDS = {
     "timeout": "timeout_s",
     "expires": "lease_s",
 }
-_READ: dict[str, Callable[[Any], object]] = {
+_READ: dict[str, Callable[..., object]] = {
     "on": lambda given: words("on", given),
     "not_on": lambda given: words("not_on", given),
     "apart": lambda given: tuple(text("apart", word) for word in ((given,) if isinstance(given, str) else given)),

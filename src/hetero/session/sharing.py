@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ class Sharing:
 
     def shared(
         self, args: tuple[object, ...], kwargs: Mapping[str, object]
-    ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    ) -> tuple[tuple[object, ...], Mapping[str, object]]:
         """Put futures in place of the large arrays among the arguments."""
         if any(map(is_large, args)):
             args = tuple([self._future(value) if is_large(value) else value for value in args])
@@ -84,7 +84,7 @@ class SharedOnce:
         on_host = all(device.memory_node == HOST_NODE for device in ctx.devices)
         self.shares = on_host and ctx.driver.engine.copies_arguments
 
-    def future(self, array: NDArray[Any]) -> Future | None:
+    def future(self, array: NDArray[np.generic]) -> Future | None:
         """Return the future of an array's item, None where arrays do not travel as items of the host."""
         if not self.shares:
             return None

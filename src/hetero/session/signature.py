@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 __all__ = ["Described", "describe", "describe_value", "register"]
 
@@ -77,12 +78,19 @@ def describe_value(value: object) -> Described:
     return describer(value)
 
 
-def register(kind: type, describer: Callable[[Any], Described]) -> None:
+class _Shaped(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> object: ...
+
+
+def register(kind: type, describer: Callable[..., Described]) -> None:
     """Register the function that describes values of exactly this type."""
     _describers[kind] = describer
 
 
-def _number(value: Any) -> Described:
+def _number(value: complex) -> Described:
     try:
         size = float(abs(value))
     except OverflowError:
@@ -103,7 +111,7 @@ def _text(value: str | bytes | bytearray) -> Described:
     return f"{type(value).__name__}<={_bucket(length)}", float(length)
 
 
-def _ndarray(value: np.ndarray[Any, Any]) -> Described:
+def _ndarray(value: NDArray[np.generic]) -> Described:
     key = (value.dtype, value.shape)
     text = _array_texts.get(key)
     if text is None:
@@ -111,7 +119,7 @@ def _ndarray(value: np.ndarray[Any, Any]) -> Described:
     return text, float(value.nbytes)
 
 
-def _array(value: Any) -> Described:
+def _array(value: _Shaped) -> Described:
     kind = type(value)
     shape = tuple(value.shape)
     key = (kind, value.dtype, shape)
@@ -131,12 +139,12 @@ def _remember(key: tuple[object, ...], prefix: str, dtype: str, shape: tuple[int
     return text
 
 
-def _table(value: Any) -> Described:
+def _table(value: _Shaped) -> Described:
     shape = tuple(value.shape)
     return f"{type(value).__qualname__}[{','.join(map(str, shape))}]", 8.0 * math.prod(shape)
 
 
-def _buffer(value: Any) -> Described:
+def _buffer(value: bytes | bytearray | memoryview) -> Described:
     nbytes = memoryview(value).nbytes
     return f"{type(value).__name__}<={_bucket(nbytes)}", float(nbytes)
 
@@ -148,7 +156,7 @@ def _element(value: object) -> Described:
     return _sized(value) if kind in _PLAIN_CONTAINERS else describe_value(value)
 
 
-def _sequence(value: Any) -> Described:
+def _sequence(value: Sequence[object]) -> Described:
     length = len(value)
     name = f"{type(value).__name__}<={_bucket(length)}"
     if length == 0:
@@ -167,8 +175,23 @@ def _mapping(value: Mapping[object, object]) -> Described:
 
 
 def _with_elements(name: str, length: int, sample: Iterable[object]) -> Described:
-    seen = list(map(_element, sample))
-    return f"{name}:{seen[0][0]}", math.fsum([size for _, size in seen]) * length / len(seen)
+    values = iter(sample)
+    text, total = _element(next(values))
+    count = 1
+    for value in values:
+        total += _size(value)
+        count += 1
+    return f"{name}:{text}", total * length / count
+
+
+def _size(value: object) -> float:
+    """Return the size that `_element` gives; most words of elements are not asked for."""
+    kind = type(value)
+    if kind in _NUMBERS:
+        return 8.0
+    if kind is str:
+        return float(len(value))  # type: ignore[arg-type]
+    return 8.0 * len(value) if kind in _PLAIN_CONTAINERS else describe_value(value)[1]  # type: ignore[arg-type]
 
 
 def _sized(value: Any) -> Described:
@@ -189,7 +212,7 @@ def _object(value: object) -> Described:
 _NUMBERS = frozenset({int, float, complex})
 _PLAIN_CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
 
-_describers: dict[type, Callable[[Any], Described]] = {
+_describers: dict[type, Callable[..., Described]] = {
     int: _number,
     float: _number,
     complex: _number,
@@ -212,7 +235,7 @@ _describers: dict[type, Callable[[Any], Described]] = {
 }
 
 
-def _choose(kind: type) -> Callable[[Any], Described]:
+def _choose(kind: type) -> Callable[..., Described]:
     if issubclass(kind, np.bool_):
         return _bare
     if issubclass(kind, np.number):

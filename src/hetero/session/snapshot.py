@@ -112,7 +112,7 @@ class Snapshot:
     nodes: tuple[NodeNow, ...]
     links: tuple[LinkNow, ...]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return plain values for JSON."""
         return asdict(self)
 
@@ -175,7 +175,7 @@ def _devices(machine: Machine, now_s: float) -> list[dict[str, Any]]:
     return [_device(state, now_s) for state in machine.fleet.states]
 
 
-def _device(state: DeviceState, now_s: float) -> dict[str, Any]:
+def _device(state: DeviceState, now_s: float) -> dict[str, object]:
     device = state.device
     first = next(iter(state.sent.values()), None)
     remarks = [f"throttled to {device.throttle_frac:g}"] if device.throttle_frac < 1.0 else []

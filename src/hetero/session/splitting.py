@@ -6,7 +6,7 @@ In: the future of a splittable task. Out: further tasks. It must not run in the 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetero.engines.base import Call, ItemRef
 from hetero.floor.errors import OutOfDeviceMemoryError
@@ -44,7 +44,7 @@ def cut(ctx: Context, future: Future) -> None:
         ctx.driver.cancel(future.item)
 
 
-def _parts(task: TaskFunction[..., object], args: list[object], kwargs: dict[str, object]) -> list[tuple[Any, ...]]:
+def _parts(task: TaskFunction[..., object], args: list[object], kwargs: dict[str, object]) -> list[tuple[object, ...]]:
     assert task.split is not None
     parts = [part if isinstance(part, tuple) else (part,) for part in task.split(*args, **kwargs)]
     if len(parts) < 2:

@@ -123,8 +123,8 @@ class TaskFunction(Generic[P, R]):
     @overload
     def implementation(self, *words: str) -> Callable[[Any], Any]: ...
     @overload
-    def implementation(self, *words: Any) -> Any: ...
-    def implementation(self, *words: Any) -> Any:
+    def implementation(self, *words: object) -> Any: ...
+    def implementation(self, *words: Any) -> object:
         """Add code for some devices, as a decorator or directly.
 
         Parameters
@@ -145,7 +145,7 @@ class TaskFunction(Generic[P, R]):
             return self._add(words[:-1], words[-1])
         return lambda code: self._add(words, code)
 
-    def _add(self, words: tuple[str, ...], code: Any) -> Any:
+    def _add(self, words: tuple[str, ...], code: object) -> object:
         if not words:
             raise BadValueError(
                 f"an implementation of {self.name} names no device", remedy=f'write {self.name}.implementation("cuda")'
@@ -172,18 +172,18 @@ class TaskFunction(Generic[P, R]):
         return f"<task {self.name}>"
 
 
-def _rebuilt(plain: Any, implementations: dict[str, Any], options: dict[str, Any]) -> TaskFunction[..., Any]:
+def _rebuilt(plain: Any, implementations: dict[str, object], options: dict[str, object]) -> TaskFunction[..., object]:
     made: TaskFunction[..., object] = TaskFunction(plain, options)
     for word, code in implementations.items():
         made.implementation(word, code)
     return made
 
 
-def _is_module_level(plain: Any) -> bool:
+def _is_module_level(plain: object) -> bool:
     return getattr(plain, "__module__", "__main__") != "__main__" and "<" not in getattr(plain, "__qualname__", "<")
 
 
-def _is_kernel(code: Any) -> bool:
+def _is_kernel(code: object) -> bool:
     return hasattr(code, "source") and hasattr(code, "entry")
 
 
@@ -279,7 +279,7 @@ def _kernel_task(kernel: Any, options: dict[str, Any]) -> TaskFunction[..., obje
     return made
 
 
-def as_task(function: Any) -> TaskFunction[..., Any]:
+def as_task(function: object) -> TaskFunction[..., object]:
     """Return a task as it is, and a plain function as a task without wishes; the same one each time.
 
     Raises

@@ -6,7 +6,7 @@ In: arguments as users give them. Out: a fleet, tensors, or an error that says w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -44,9 +44,9 @@ def check_training(model: torch.nn.Module, loss: object, optimizer: object) -> N
         )
 
 
-def as_tensor(what: str, value: Any) -> Any:
+def as_tensor(what: str, value: object) -> torch.Tensor:
     """Return a tensor or array with samples as a tensor; raises BadValueError for anything else."""
-    if torch.is_tensor(value):
+    if isinstance(value, torch.Tensor):
         found = value.detach()
     elif hasattr(value, "__array__"):
         found = torch.from_numpy(np.ascontiguousarray(value))

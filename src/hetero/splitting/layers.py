@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -79,7 +78,7 @@ def _children(model: torch.nn.Module, before: str) -> Iterator[tuple[str, object
 # --- tracing -----------------------------------------------------------------------------------------------
 
 
-def _traced(model: torch.nn.Module, training: bool) -> Any:
+def _traced(model: torch.nn.Module, training: bool) -> fx.GraphModule:
     modes = [(module, module.training) for module in model.modules()]
     try:
         if not training or not model.training:
@@ -119,7 +118,7 @@ def _segments(model: object, training: bool) -> list[Layer]:
     return layers
 
 
-def _refuse_fixed_dropout(node: Any) -> None:
+def _refuse_fixed_dropout(node: fx.Node) -> None:
     name = getattr(node.target, "__name__", "")
     if "dropout" in name and node.kwargs.get("training") is True:
         raise BadValueError(
@@ -137,7 +136,7 @@ def _segment(model: object, traced: object, entry: object, nodes: Sequence[objec
     return Layer(*_name_and_kind(model, nodes), fx.GraphModule(traced, graph))
 
 
-def _name_and_kind(model: torch.nn.Module, nodes: Sequence[Any]) -> tuple[str, str]:
+def _name_and_kind(model: torch.nn.Module, nodes: Sequence[fx.Node]) -> tuple[str, str]:
     paths = [node.target.split(".") for node in nodes if node.op == "call_module"]
     name = ".".join(parts[0] for parts in takewhile(lambda parts: len({*parts}) == 1, zip(*paths, strict=False)))
     if name:
@@ -191,7 +190,7 @@ def run_through(layers: Sequence[Layer], sample: object) -> tuple[list[Layer], l
     for layer in layers:
         held.append(layer)
         value = _output(layer, value, sample)
-        if torch.is_tensor(value):
+        if isinstance(value, torch.Tensor):
             joined.append(_joined(held))
             values.append(value)
             held = []
@@ -203,12 +202,12 @@ def run_through(layers: Sequence[Layer], sample: object) -> tuple[list[Layer], l
     return joined, values
 
 
-def _output(layer: Layer, value: Any, sample: Any) -> object:
+def _output(layer: Layer, value: object, sample: torch.Tensor) -> object:
     module = copy.deepcopy(layer.module).eval()
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return module(value.clone() if torch.is_tensor(value) else value)
+            return module(value.clone() if isinstance(value, torch.Tensor) else value)
     except Exception as error:
         given = f"a sample of shape {tuple(sample.shape)} and {str(sample.dtype).removeprefix('torch.')}"
         raise BadValueError(
@@ -218,8 +217,8 @@ def _output(layer: Layer, value: Any, sample: Any) -> object:
         ) from error
 
 
-def _described(value: Any) -> str:
-    if torch.is_tensor(value):
+def _described(value: object) -> str:
+    if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, tuple | list):
         return f"{len(value)} values ({', '.join(type(part).__name__ for part in value)})"

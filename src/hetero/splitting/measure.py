@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import inf, isfinite
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
 
 import cloudpickle
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hetero.backends.registry import torch_place
 from hetero.drive.frame import Frame, current
@@ -28,6 +29,9 @@ from hetero.splitting.layers import Layer
 from hetero.splitting.slowdown import Pace, slow_layers
 from hetero.splitting.transport import PackedTensor, StageChannel, loaded, packed, unpacked
 from hetero.train.keyed_random import KeyedRandom
+
+if TYPE_CHECKING:
+    from hetero.train.values import OptimizerMaker
 
 __all__ = [
     "LayerCost",
@@ -65,7 +69,7 @@ class Measuring:
     """
 
     number: int
-    optimizer: Any
+    optimizer: OptimizerMaker | None
     slow: Mapping[str, Mapping[str, float]]
 
 
@@ -196,7 +200,7 @@ def _measured(work: Measuring, blob: object, value: PackedTensor) -> LayerCost:
 class _LayerTrial:
     """One layer on one device."""
 
-    def __init__(self, module: torch.nn.Module, value: Any, work: Measuring, frame: Frame) -> None:
+    def __init__(self, module: torch.nn.Module, value: torch.Tensor, work: Measuring, frame: Frame) -> None:
         self.module, self.work, self.frame = module, work, frame
         self.value = value
         self.trains = work.optimizer is not None
@@ -219,7 +223,7 @@ class _LayerTrial:
         working = self.value.nbytes + self.output_bytes
         return LayerCost(min(taken), self._weight_bytes(), kept_bytes, working)
 
-    def forward(self, value: Any) -> Any:
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
         """Run the layer, with the random numbers of a pass where it trains."""
         if not self.trains:
             with torch.no_grad():
@@ -240,7 +244,7 @@ class _LayerTrial:
         own = {tensor.untyped_storage().data_ptr() for tensor in self.module.state_dict().values()}
         kept: dict[int, int] = {}
 
-        def keep(tensor: torch.Tensor) -> Any:
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in own:
                 kept[storage.data_ptr()] = storage.nbytes()
@@ -253,7 +257,7 @@ class _LayerTrial:
     def _weight_bytes(self) -> int:
         weights = sum(tensor.nbytes for tensor in self.module.state_dict().values())
         trained = [parameter for parameter in self.module.parameters() if parameter.grad is not None]
-        if not self.trains or not trained:
+        if self.work.optimizer is None or not trained:
             return int(weights)
         optimizer = self.work.optimizer(trained)
         optimizer.step()
@@ -332,13 +336,17 @@ def only_meet(devices: Sequence[str]) -> bool:
     return StageChannel(_frame(), devices).gather(None) is not None
 
 
-def as_bytes(value: object) -> Any:
+def as_bytes(value: object) -> NDArray[np.uint8]:
     """Pickle a value into an array, which travels without a copy."""
     return np.frombuffer(cloudpickle.dumps(value), dtype=np.uint8)
 
 
 def survey(
-    fleet: SplitFleet, layers: Sequence[Layer], values: Sequence[Any], optimizer: Any, number: int
+    fleet: SplitFleet,
+    layers: Sequence[Layer],
+    values: Sequence[torch.Tensor],
+    optimizer: OptimizerMaker | None,
+    number: int,
 ) -> SplitCosts:
     """Measure links and layers; links first, since torch is up in every worker then.
 

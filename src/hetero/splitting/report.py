@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from hetero.floor.units import format_bytes, format_seconds
 from hetero.model.device import Device
@@ -72,7 +71,7 @@ class SplitReport:
     reason: str
     notes: tuple[str, ...]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the figures by name."""
         return asdict(self)
 

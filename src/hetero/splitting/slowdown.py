@@ -6,12 +6,15 @@ In: a frame, shares of speed. Out: seconds that a part of the work took, sleep i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hetero.drive.frame import Frame
 from hetero.drive.throttle import Throttle
 from hetero.floor import clock
+from hetero.floor.contexts import transparent
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Pace", "slow_layers"]
 
@@ -28,7 +31,7 @@ class Pace:
         self._throttle = Throttle(frame.device.throttle_frac)
         self.busy_s = 0.0
 
-    @contextmanager
+    @transparent
     def part(self) -> Iterator[None]:
         """Do a part of the work inside."""
         begun_s = clock.monotonic_s()
@@ -42,7 +45,7 @@ class Pace:
         self.busy_s += clock.monotonic_s() - begun_s
 
 
-def slow_layers(module: Any, fracs: Mapping[str, float]) -> None:
+def slow_layers(module: torch.nn.Module, fracs: Mapping[str, float]) -> None:
     """Slow the layers of some classes down to a share of the device's speed.
 
     Parameters
@@ -61,7 +64,7 @@ def slow_layers(module: Any, fracs: Mapping[str, float]) -> None:
             _slow(part, frac)
 
 
-def _slow(part: Any, frac: float) -> None:
+def _slow(part: torch.nn.Module, frac: float) -> None:
     forward, backward = Throttle(frac), Throttle(frac)
 
     def done(_: object, __: object, output: object) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +34,8 @@ from hetero.train.values import NotANumberError, TrainingError
 
 if TYPE_CHECKING:
     from hetero.session.context import Context
+    from hetero.session.tasks import TaskFunction
+    from hetero.train.values import OptimizerMaker
 
 __all__ = ["Split", "split"]
 
@@ -51,7 +53,7 @@ def split(
     sample: object,
     *,
     loss: object = None,
-    optimizer: Callable[[Any], object] | None = None,
+    optimizer: OptimizerMaker | None = None,
     micro_batches: int = 8,
     place: str | Sequence[tuple[str, int]] = "auto",
     slow: Mapping[str, Mapping[str, float]] | None = None,
@@ -147,7 +149,7 @@ class _SplitRequest:
     layers: tuple[Layer, ...]
     sample: torch.Tensor
     loss: Any
-    optimizer: Any
+    optimizer: OptimizerMaker | None
     seed: int
     patience_s: float
 
@@ -303,7 +305,7 @@ class Split:
             )
         return value
 
-    def _pass(self, action: str, inputs: Any = None, targets: object = None) -> list[StageOutput]:
+    def _pass(self, action: str, inputs: torch.Tensor | None = None, targets: object = None) -> list[StageOutput]:
         """Run a batch through the stages; they are made first where they are to begin anew."""
         if action != "load" and self._made != self._generation:
             self._make()
@@ -318,10 +320,10 @@ class Split:
             raise self._lost(error) from error
         if action == ("predict" if self._asked.loss is None else "train"):
             busy_s = tuple(stage.busy_s for stage in said)
-            self._passes.append(_Passed(len(inputs), clock.monotonic_s() - begun_s, busy_s))
+            self._passes.append(_Passed(0 if inputs is None else len(inputs), clock.monotonic_s() - begun_s, busy_s))
         return said
 
-    def _task(self, action: str, inputs: Any) -> Any:
+    def _task(self, action: str, inputs: torch.Tensor | None) -> TaskFunction[..., list[StageOutput]]:
         ids = tuple(device.id for device in self._devices)
         count = 0 if inputs is None else -(-len(inputs) // len(self._asked.sample))
         limit_s = self._asked.patience_s + _PATIENCE_STEPS * self._choice.predicted_s(count)
@@ -487,6 +489,6 @@ def _load(modules: Sequence[object], state: Sequence[PackedTensor]) -> None:
         here.copy_(unpacked(value))
 
 
-def _form(value: Any) -> str:
+def _form(value: torch.Tensor) -> str:
     kind = str(value.dtype).removeprefix("torch.")
     return f"{kind} of shape (…, {', '.join(map(str, value.shape[1:]))})"

@@ -10,7 +10,7 @@ import io
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +23,10 @@ from hetero.splitting.transport import PackedTensor, StageChannel, loaded, packe
 from hetero.train.keyed_random import KeyedRandom
 from hetero.train.losses import SummedLoss
 from hetero.train.values import NotANumberError
+
+if TYPE_CHECKING:
+    from hetero.model.device import Device
+    from hetero.train.values import OptimizerMaker
 
 __all__ = ["StageJob", "StageLostError", "StageOutput", "StageParts", "drop_stage", "fetch_stage", "run_stages"]
 
@@ -47,11 +51,11 @@ class StageParts:
     optimizer_state : where that begins, None at the beginning
     """
 
-    modules: tuple[Any, ...]
+    modules: tuple[torch.nn.Module, ...]
     first: int
     all_train: bool = False
     loss: Any = None
-    optimizer: Any = None
+    optimizer: OptimizerMaker | None = None
     optimizer_state: bytes | None = None
 
 
@@ -122,7 +126,7 @@ class _Stage:
         for part, mode in self.modes:
             part.training = mode and training
 
-    def forward(self, value: object, ids: Sequence[int] | None = None) -> Any:
+    def forward(self, value: object, ids: Sequence[int] | None = None) -> torch.Tensor:
         """Run the layers; with the ids of the samples, random numbers are theirs whoever computes them."""
         for number, layer in enumerate(self.module, self.first):
             keyed: AbstractContextManager[object] = nullcontext()
@@ -151,7 +155,7 @@ def _frame() -> Frame:
     return frame
 
 
-def _stage(job: StageJob, stage: int, blobs: Sequence[Any], device: Any) -> _Stage:
+def _stage(job: StageJob, stage: int, blobs: Sequence[object], device: Device) -> _Stage:
     """Return this worker's stage, made anew where it is not there.
 
     Raises
@@ -225,7 +229,7 @@ class _StagePass:
         self.is_first, self.is_last = channel.stage == 0, channel.stage == channel.stages - 1
         self.before, self.after = channel.stage - 1, channel.stage + 1
         self.samples = 0
-        self.flying: dict[int, tuple[Any, Any]] = {}
+        self.flying: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.outputs: list[PackedTensor] = []
         self.loss = self.weight = 0.0
 
@@ -235,12 +239,12 @@ class _StagePass:
     def _ids(self, number: int) -> range:
         return range(number * self.micro_batch, min((number + 1) * self.micro_batch, self.samples))
 
-    def _cut(self, batch: PackedTensor, number: int) -> Any:
+    def _cut(self, batch: PackedTensor, number: int) -> torch.Tensor:
         """Return a micro-batch of a batch, as a copy: layers may compute in place."""
         ids = self._ids(number)
         return unpacked(batch._replace(array=batch.array[ids.start : ids.stop].copy()), self.stage.place)
 
-    def _take(self, inputs: PackedTensor, number: int) -> Any:
+    def _take(self, inputs: PackedTensor, number: int) -> torch.Tensor:
         return (
             self._cut(inputs, number) if self.is_first else unpacked(self.channel.recv(self.before), self.stage.place)
         )
@@ -302,7 +306,7 @@ class _StagePass:
         if not self.is_last:
             self.channel.send(packed(output), self.after)
 
-    def _lost(self, output: object, target: object) -> Any:
+    def _lost(self, output: object, target: object) -> torch.Tensor:
         assert self.stage.loss is not None
         total, weight, _ = self.stage.loss.sums(output, target)
         self.loss += float(total.detach())

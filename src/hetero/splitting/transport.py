@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import cloudpickle
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hetero.drive.frame import Frame
 from hetero.engines.base import Channel
@@ -26,7 +28,7 @@ class PackedTensor(NamedTuple):
     dtype : torch's name, since NumPy lacks bfloat16
     """
 
-    array: Any
+    array: NDArray[np.generic]
     dtype: str
 
 
@@ -43,7 +45,7 @@ def packed(tensor: torch.Tensor) -> PackedTensor:
     return PackedTensor(bits.numpy(), str(tensor.dtype).removeprefix("torch."))
 
 
-def unpacked(value: PackedTensor, place: str = "cpu") -> Any:
+def unpacked(value: PackedTensor, place: str = "cpu") -> torch.Tensor:
     """Return a tensor that travelled on torch's device `place`."""
     here = torch.from_numpy(value.array)
     return (here.view(torch.bfloat16) if value.dtype == "bfloat16" else here).to(place)
@@ -52,7 +54,7 @@ def unpacked(value: PackedTensor, place: str = "cpu") -> Any:
 def loaded(blob: Any, frame: Frame) -> Any:
     """Unpickle what travelled as an array of bytes; a device with memory of its own holds it as its own array."""
     here = frame.backend.copy_out(blob) if frame.backend.owns(blob) else blob
-    return cloudpickle.loads(memoryview(here))
+    return cloudpickle.loads(memoryview(here.data))
 
 
 class StageChannel:

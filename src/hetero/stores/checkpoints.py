@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy as np
+from numpy.typing import NDArray
 
 from hetero.floor.errors import BadValueError, FileError, HeteroError, SerialisationError
 from hetero.stores.base import Store
@@ -252,7 +253,7 @@ class _Writer:
         self.blocks.append(data)
         return len(self.blocks) - 1
 
-    def tree(self, value: Any) -> Any:
+    def tree(self, value: Any) -> object:
         kind = type(value)
         if value is None or kind in (bool, float, str) or (kind is int and value.bit_length() < _MAX_BITS):
             return value
@@ -267,13 +268,13 @@ class _Writer:
             return {"scalar": self.block(_array_bytes(np.asarray(value)))}
         raise _NotPlainValueError
 
-    def array(self, value: np.ndarray[Any, Any]) -> Any:
+    def array(self, value: NDArray[np.generic]) -> object:
         if not _is_plain(value.dtype):
             raise _NotPlainValueError
         return {"array": self.block(_array_bytes(value))}
 
 
-_WRITERS: dict[type, Callable[[_Writer, Any], object]] = {
+_WRITERS: dict[type, Callable[..., object]] = {
     list: lambda writer, value: [writer.tree(each) for each in value],
     tuple: lambda writer, value: {"tuple": [writer.tree(each) for each in value]},
     set: lambda writer, value: {"set": [writer.tree(each) for each in value]},
@@ -284,7 +285,7 @@ _WRITERS: dict[type, Callable[[_Writer, Any], object]] = {
     np.ndarray: _Writer.array,
 }
 
-_READERS: dict[str, Callable[[Any, list[memoryview]], object]] = {
+_READERS: dict[str, Callable[..., object]] = {
     "tuple": lambda tree, blocks: tuple(_read_tree(each, blocks) for each in tree),
     "set": lambda tree, blocks: {_read_tree(each, blocks) for each in tree},
     "frozenset": lambda tree, blocks: frozenset(_read_tree(each, blocks) for each in tree),
@@ -306,16 +307,16 @@ def _read_tree(tree: object, blocks: list[memoryview]) -> object:
     return tree
 
 
-def _is_plain(dtype: np.dtype[Any]) -> bool:
+def _is_plain(dtype: np.dtype[np.generic]) -> bool:
     return dtype.kind in "biufcSUmM" and dtype.names is None
 
 
-def _array_bytes(value: np.ndarray[Any, Any]) -> bytes:
+def _array_bytes(value: NDArray[np.generic]) -> bytes:
     buffer = BytesIO()
     np.lib.format.write_array(buffer, value, allow_pickle=False)
     return buffer.getvalue()
 
 
-def _read_array(block: memoryview) -> np.ndarray[Any, Any]:
-    array: np.ndarray[Any, Any] = np.lib.format.read_array(BytesIO(block), allow_pickle=False)
+def _read_array(block: memoryview) -> NDArray[np.generic]:
+    array: NDArray[np.generic] = np.lib.format.read_array(BytesIO(block), allow_pickle=False)
     return array

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hetero.drive.faults import Faults, Loss
@@ -82,7 +82,7 @@ def guide_step(step: str) -> Iterator[None]:
         raise AssertionError(f"step {step}: {type(error).__name__}: {error}") from error
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _PLACES:
         raise AttributeError(f"module 'hetero.testing' has no attribute {name!r}")
     return getattr(import_module(_PLACES[name]), name)

@@ -149,11 +149,11 @@ def _check_device(kind: type[Backend], device: Device, kernel: Kernel | None) ->
         _raises(DeviceError, lambda: one.run(len, ((),)), f"{device.id}: a closed device runs nothing")
 
 
-def sample_arrays() -> Iterable[NDArray[Any]]:
+def sample_arrays() -> Iterable[NDArray[np.generic]]:
     """Yield arrays that copy badly where something is wrong: many dtypes, empty, scalar, reversed, transposed, odd."""
     for dtype in _DTYPES:
         yield (np.arange(24) % 7).astype(dtype).reshape(2, 3, 4)
-    base: NDArray[Any] = np.arange(60, dtype=np.float32).reshape(6, 10)
+    base: NDArray[np.generic] = np.arange(60, dtype=np.float32).reshape(6, 10)
     yield from (base.T, base[::-1, ::3], base[1:4, 2:5], np.asfortranarray(base), np.broadcast_to(base[0], (3, 10)))
     yield from (np.zeros((0, 3), np.float32), np.array(3.5, np.float32), np.arange(7, dtype=np.uint8))
     yield np.array([np.nan, -0.0, np.inf, np.finfo(np.float32).tiny / 2], np.float32)
@@ -236,14 +236,14 @@ def _check_functions(one: Backend) -> None:
     _raises(ZeroDivisionError, lambda: one.run(lambda: 1 // 0), f"{one.device.id}: an exception of a task is itself")
 
 
-def _namespace_saxpy(one: Backend, x: NDArray[Any], y: NDArray[Any]) -> NDArray[Any]:
+def _namespace_saxpy(one: Backend, x: NDArray[np.generic], y: NDArray[np.generic]) -> NDArray[np.generic]:
     """Compute by the array namespace; a device without one need not compute with arrays of its own."""
     xp = one.namespace()
     if xp is None:
         with one.activate():
             return np.asarray(one.run(lambda left, right: np.float32(2.5) * left + right, (x, y)))
 
-    def task(left: Any, right: Any) -> Any:
+    def task(left: Any, right: Any) -> object:
         return xp.asarray(np.float32(2.5)) * left + right + xp.zeros(left.shape, dtype=xp.float32)
 
     with one.activate():
@@ -253,7 +253,9 @@ def _namespace_saxpy(one: Backend, x: NDArray[Any], y: NDArray[Any]) -> NDArray[
     return one.copy_out(result)
 
 
-def _kernel_saxpy(one: Backend, x: NDArray[Any], y: NDArray[Any], given: Kernel | None) -> NDArray[Any]:
+def _kernel_saxpy(
+    one: Backend, x: NDArray[np.generic], y: NDArray[np.generic], given: Kernel | None
+) -> NDArray[np.generic]:
     kernel = given or saxpy(one.device.kind)
     result = one.run(kernel, (2.5, one.copy_in(x), one.copy_in(y)))
     _true(one.owns(result), f"{one.device.id}: a kernel's result belongs to the device")

@@ -12,10 +12,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from hetero.drive.frame import current
 from hetero.drive.worker import WorkerFactory
@@ -34,6 +35,9 @@ from hetero.model.events import (
     TaskWithdrawn,
     TransferFinished,
 )
+
+if TYPE_CHECKING:
+    pass
 
 __all__ = ["PATIENCE_S", "Bench", "check_engine", "two_devices"]
 
@@ -117,8 +121,8 @@ class Bench:
 
     def finish(self, task: int) -> TaskFinished:
         """Wait for a task's result and commit it."""
-        answered: Any = (TaskFinished, TaskFailed, TaskWithdrawn)
-        event: Any = self.expect(object, lambda event: isinstance(event, answered) and event.task == task)
+        answered = (TaskFinished, TaskFailed, TaskWithdrawn)
+        event: object = self.expect(object, lambda event: isinstance(event, answered) and event.task == task)
         assert isinstance(event, TaskFinished), f"a task that should finish did not: {event}"
         self.engine.commit(task, event.attempt)
         return event
@@ -412,15 +416,15 @@ def _check_nothing_left(before: tuple[set[int], int]) -> None:
     raise AssertionError(f"left behind: processes {children - before[0]}, file descriptors {files - before[1]}")
 
 
-def _same(value: object) -> Any:
+def _same(value: object) -> object:
     return value
 
 
-def _ones(n: int) -> Any:
+def _ones(n: int) -> object:
     return np.ones(n)
 
 
-def _total(value: Any) -> float:
+def _total(value: NDArray[np.float64]) -> float:
     if isinstance(value, dict):
         return sum(_total(item) for item in value.values())
     if isinstance(value, list | tuple):
@@ -428,7 +432,7 @@ def _total(value: Any) -> float:
     return float(np.sum(value))
 
 
-def _last_and_spoil(array: Any) -> float:
+def _last_and_spoil(array: NDArray[np.float64]) -> float:
     last = float(array[-1])
     array[:] = -1.0
     return last
@@ -460,7 +464,7 @@ def _leave() -> None:
     raise SystemExit(3)
 
 
-def _lock() -> Any:
+def _lock() -> object:
     return threading.Lock()
 
 
@@ -488,7 +492,7 @@ def _exchange(array: object) -> list[int]:
     return [channel.rank, channel.world_size, channel.recv(other) + int(channel.recv(other).sum())]
 
 
-def _one_fails() -> Any:
+def _one_fails() -> object:
     channel = _channel()
     if channel.rank == 1:
         raise ValueError("this member fails")

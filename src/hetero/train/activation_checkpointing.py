@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -88,7 +87,7 @@ def blocks(model: object) -> list[str]:
     return found
 
 
-def _held(module: torch.nn.Module, kind: Any, path: str = "") -> list[str]:
+def _held(module: torch.nn.Module, kind: type | tuple[type, ...], path: str = "") -> list[str]:
     """Name what the outermost containers of a kind hold, as far as it has modules of its own."""
     found: list[str] = []
     for name, child in module.named_children():

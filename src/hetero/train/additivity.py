@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
@@ -24,6 +24,9 @@ from hetero.train.keyed_random import KeyedPasses, KeyedRandom
 from hetero.train.replica import Judge, call_model, made_on, training_modes
 from hetero.train.values import TrainOptions
 
+if TYPE_CHECKING:
+    from hetero.train.losses import LossSums
+
 __all__ = ["trailing_shapes", "verify"]
 
 _TOLERANCE, _ROUGH_TOLERANCE = 1e-8, 0.02
@@ -32,7 +35,7 @@ _LOOKED_AT = 64
 _ONE_DEVICE = "train on one device without accumulate and micro_batch, where each batch stays whole"
 
 
-def trailing_shapes(batch: object) -> tuple[Any, ...]:
+def trailing_shapes(batch: object) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of a batch's tensors without the number of samples; where a `collate_fn` pads they vary."""
     return tuple([tuple(tensor.shape[1:]) for tensor in _tensors(batch)])
 
@@ -106,7 +109,7 @@ class _TrialPass:
     """
 
     sums: tuple[float, float]
-    gradients: list[Any]
+    gradients: list[torch.Tensor]
     buffers: list[str]
 
     def __add__(self, other: _TrialPass) -> _TrialPass:
@@ -221,18 +224,18 @@ class _TrialModel(Judge):
             )
         return total
 
-    def _both(self, inputs: object, targets: object) -> Any:
+    def _both(self, inputs: object, targets: object) -> tuple[torch.Tensor, LossSums]:
         with made_on(self.place):
             output = call_model(self.model, inputs)
             return self.loss.as_given(output, targets), self.loss.sums(output, targets)
 
-    def _sums(self, inputs: object, targets: object) -> Any:
+    def _sums(self, inputs: object, targets: object) -> LossSums:
         with made_on(self.place):
             return self.loss.sums(call_model(self.model, inputs), targets)
 
     # --- passes --------------------------------------------------------------------------------------------
 
-    def _batch(self, ids: Sequence[int]) -> tuple[Any, Any]:
+    def _batch(self, ids: Sequence[int]) -> tuple[object, object]:
         inputs, targets = self._load(self._samples.batch(ids, self.options.seed, 0))
         if any(tensor.requires_grad for tensor in _tensors((inputs, targets))):
             raise BadValueError(
@@ -286,7 +289,7 @@ class _TrialModel(Judge):
             module._buffers[key] = buffer
         return changed
 
-    def _named(self) -> list[tuple[str, Any]]:
+    def _named(self) -> list[tuple[str, torch.nn.Module]]:
         loss = self.loss.unreduced
         inside = loss.named_modules(prefix="the loss") if isinstance(loss, torch.nn.Module) else ()
         return [*self.model.named_modules(), *inside]
@@ -310,13 +313,13 @@ class _TrialModel(Judge):
                 return f"the result of {name or 'the model'} ({type(self.model.get_submodule(name)).__name__})"
         return "the loss"
 
-    def _results(self, ids: Sequence[int]) -> dict[str, Any]:
+    def _results(self, ids: Sequence[int]) -> dict[str, torch.Tensor]:
         """Return what each module gives in a pass, those inside before those around them."""
-        found: dict[str, object] = {}
+        found: dict[str, torch.Tensor] = {}
 
-        def keep(name: str) -> Any:
-            def hook(_: Any, __: Any, result: Any) -> None:
-                if torch.is_tensor(result) and result.dim() and result.is_floating_point():
+        def keep(name: str) -> Callable[[torch.nn.Module, object, object], None]:
+            def hook(_: torch.nn.Module, __: object, result: object) -> None:
+                if isinstance(result, torch.Tensor) and result.dim() and result.is_floating_point():
                     found.setdefault(name, result.detach())
 
             return hook
@@ -344,14 +347,14 @@ def _generators() -> tuple[object, object]:
     return random.getstate(), (numpys[1].tobytes(), *numpys[2:])
 
 
-def _tensors(value: object) -> list[Any]:
+def _tensors(value: object) -> list[torch.Tensor]:
     if torch.is_tensor(value):
         return [value]
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
     return [tensor for part in parts for tensor in _tensors(part)]
 
 
-def _doubled(value: Any) -> Any:
+def _doubled(value: Any) -> object:
     """Return a batch with its floating-point tensors in double precision."""
     if torch.is_tensor(value):
         return value.double() if value.is_floating_point() else value

@@ -6,9 +6,9 @@ It must not open devices or read samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,6 +20,9 @@ from hetero.train.data import Samples
 from hetero.train.replica import mixing_layers
 from hetero.train.schedules import unstepped_scheduler
 from hetero.train.values import TrainOptions
+
+if TYPE_CHECKING:
+    from hetero.train.values import EpochReport
 
 __all__ = [
     "batch_size",
@@ -120,7 +123,7 @@ def train_options(global_batch: int | None, options: TrainOptions | None) -> Tra
     return options
 
 
-def callbacks(given: object) -> tuple[Any, ...]:
+def callbacks(given: object) -> tuple[Callable[[EpochReport], object], ...]:
     """Check functions of a report.
 
     Examples

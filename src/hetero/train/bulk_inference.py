@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from hetero.backends.registry import torch_place
 from hetero.backends.torch import is_out_of_memory
 from hetero.floor import clock
+from hetero.floor.contexts import transparent
 from hetero.model.device import Device
 from hetero.session.tasks import task
 from hetero.train.compatibility import in_process
@@ -59,7 +59,7 @@ class PackedModel:
     process: Mapping[str, object] = field(default_factory=dict)
 
 
-@contextmanager
+@transparent
 def quietly() -> Iterator[None]:
     """Keep torchao from telling, when it is imported, of kernels that are for other devices."""
     loggers = [logging.getLogger(name) for name in _NOISY]
@@ -82,7 +82,7 @@ def _model(work: PackedModel, place: str) -> Any:
     return _kept[place][1]
 
 
-def predict_part(work: PackedModel, samples: Samples, begin: int, end: int) -> Any:
+def predict_part(work: PackedModel, samples: Samples, begin: int, end: int) -> object:
     """Return the model's outputs for some samples as one array; runs as a task."""
     judge = _model(work, _place())
     with in_process(work.process):

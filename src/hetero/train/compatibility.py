@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import sys
 import threading
 import types
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 from torch.optim import optimizer as torch_optimizer
 
+from hetero.floor.contexts import transparent
 from hetero.floor.errors import BadValueError
 
 __all__ = [
@@ -121,7 +123,7 @@ def check_optimizer(optimizer: object) -> None:
         ) from error
 
 
-def check_closure(optimizer: Any) -> None:
+def check_closure(optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer whose step computes the loss anew, such as LBFGS."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
@@ -131,7 +133,7 @@ def check_closure(optimizer: Any) -> None:
         )
 
 
-def _lost(optimizer: Any) -> list[str]:
+def _lost(optimizer: torch.optim.Optimizer) -> list[str]:
     """Name the attributes that pickling leaves out: torch's optimizers keep three of them."""
     if type(optimizer).__getstate__ is not torch.optim.Optimizer.__getstate__:
         return []
@@ -182,7 +184,7 @@ def changed_values(
     return {index: values for index, values in changes.items() if values}
 
 
-def set_values(optimizer: Any, changes: Mapping[int, Mapping[str, object]]) -> None:
+def set_values(optimizer: torch.optim.Optimizer, changes: Mapping[int, Mapping[str, object]]) -> None:
     """Apply the settings that `changed_values` found to the parameter groups."""
     for index, values in changes.items():
         optimizer.param_groups[index].update(values)
@@ -214,7 +216,7 @@ def process_settings() -> dict[str, object]:
     }
 
 
-@contextmanager
+@transparent
 def in_process(given: Mapping[str, object]) -> Iterator[None]:
     """Apply the settings that `process_settings` returned, and make new tensors on the host, as the program does.
 
@@ -236,7 +238,7 @@ def in_process(given: Mapping[str, object]) -> Iterator[None]:
                 _set_process(before)
 
 
-@contextmanager
+@transparent
 def dtype_held() -> Iterator[None]:
     """Keep the other threads of this process from switching torch's default dtype, which is one for all of them."""
     came = _dtype_lock.acquire(timeout=_DTYPE_WAIT_S)
@@ -290,7 +292,7 @@ def check_parameters(model: torch.nn.Module, optimizer: object) -> None:
 
 def _check_are_of(model: torch.nn.Module, optimizer: object) -> None:
     mine = {id(parameter) for parameter in model.parameters()}
-    groups: Iterable[Any] = getattr(optimizer, "param_groups", ())
+    groups: Iterable[dict[str, list[torch.nn.Parameter]]] = getattr(optimizer, "param_groups", ())
     strange = [tuple(p.shape) for group in groups for p in group["params"] if id(p) not in mine]
     if strange:
         raise BadValueError(
@@ -372,7 +374,7 @@ def check_loss(loss: object) -> None:
 # --- what a program changes while nobody looks ----------------------------------------------------------------
 
 
-def seen(model: object, loss: object, optimizer: object = None) -> dict[str, Any]:
+def seen(model: object, loss: object, optimizer: object = None) -> dict[str, object]:
     """Return what the devices were sent of a model, a loss and an optimizer, by name, to compare with `difference`."""
     found: dict[str, object] = dict(_state_of(model, optimizer))
     for what, whole in (("", model), ("of the loss", loss)):
@@ -390,14 +392,32 @@ def seen(model: object, loss: object, optimizer: object = None) -> dict[str, Any
             for key, value in vars(module).items():
                 if key not in _MODULE_OWN and not key.endswith("_hooks"):
                     found[f"{dot}{key}{of}"] = fingerprint(value)
+        found[f"something {what} that its code uses".replace("  ", " ")] = fingerprint(_code_of(whole))
         modes = {name: module.training for name, module in whole.named_modules()}
         found[f"the training mode {what}".strip()] = modes if len({*modes.values()}) > 1 else None
     return found
 
 
+def _code_of(whole: torch.nn.Module) -> list[object]:
+    """Return the functions of the classes of modules that are the program's own, and no installed package's."""
+    kinds = dict.fromkeys(kind for module in whole.modules() for kind in type(module).__mro__)
+    own = [
+        kind for kind in kinds if not (f"{kind.__module__}.".startswith(_LIBRARIES) or _is_installed(kind.__module__))
+    ]
+    return [each for kind in own for each in vars(kind).values() if isinstance(each, types.FunctionType)]
+
+
+@functools.cache
+def _is_installed(module: str) -> bool:
+    if f"{module}.".startswith(_LIBRARIES):
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return module == "builtins" or any(part in file for part in ("site-packages", "dist-packages"))
+
+
 def _state_of(model: torch.nn.Module, optimizer: object) -> Iterator[tuple[str, object]]:
     """Yield what an optimizer keeps of each parameter; a function that makes one keeps nothing here."""
-    kept: Mapping[Any, Any] = getattr(optimizer, "state", {})
+    kept: Mapping[torch.nn.Parameter, dict[str, object]] = getattr(optimizer, "state", {})
     for name, parameter in model.named_parameters():
         for key, value in kept[parameter].items() if parameter in kept else ():
             yield f"{key} of {name}, the optimizer's state,", _held(value) if torch.is_tensor(value) else repr(value)
@@ -418,7 +438,7 @@ def _held(tensor: torch.Tensor) -> object:
     return _version(tensor), _content(tensor) if small else 0
 
 
-def _version(tensor: torch.Tensor) -> Any:
+def _version(tensor: torch.Tensor) -> tuple[int, int, tuple[int, ...]]:
     return tensor.data_ptr(), tensor._version, tuple(tensor.shape)
 
 
@@ -441,7 +461,7 @@ def fingerprint(value: object) -> object:
     return _print(value, 0, set())
 
 
-def _print(value: Any, depth: int, met: set[int]) -> Any:
+def _print(value: Any, depth: int, met: set[int]) -> object:
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return type(value).__name__, repr(value)
     if depth > _MOST_DEEP or id(value) in met or len(met) > _MOST_MET:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import functools
 import random
+import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
+from hetero.floor.contexts import transparent
 from hetero.floor.errors import BadValueError
 from hetero.train.keyed_random import sample_seed, sample_seeds
 
@@ -32,13 +33,14 @@ __all__ = [
     "order",
     "pad_samples",
     "prepared",
+    "what_decides",
 ]
 
 
 class Batches(Protocol):
     """What gives the batches of steps."""
 
-    def batch(self, ids: Sequence[int], seed: int, step: int) -> Any:
+    def batch(self, ids: Sequence[int], seed: int, step: int) -> object:
         """Return some samples of a step, in this order."""
         ...
 
@@ -131,7 +133,7 @@ class Samples:
             seeds = sample_seeds(seed, step, ids)
             return collate([self._one(int(each), own) for each, own in zip(ids, seeds, strict=True)])
 
-    def _one(self, sample: int, seed: int) -> Any:
+    def _one(self, sample: int, seed: int) -> object:
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
@@ -139,7 +141,7 @@ class Samples:
         return found if self.augment is None else (self.augment(found[0]), *found[1:])
 
 
-@contextmanager
+@transparent
 def generators_kept() -> Iterator[None]:
     """Yield the generators of this process back as they were: torch's, NumPy's and Python's."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
@@ -151,7 +153,7 @@ def generators_kept() -> Iterator[None]:
         random.setstate(states[2])
 
 
-def _collated(samples: list[object]) -> Any:
+def _collated(samples: list[object]) -> object:
     """Make a batch as torch does; say what helps where samples differ in shape."""
     try:
         return torch.utils.data.default_collate(samples)
@@ -190,7 +192,7 @@ def pad_samples(samples: Sequence[tuple[object, object]]) -> tuple[tuple[object,
     return (torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths), targets
 
 
-def _tensor(array: object) -> Any:
+def _tensor(array: object) -> torch.Tensor:
     return array if torch.is_tensor(array) else torch.from_numpy(array)
 
 
@@ -249,14 +251,75 @@ def _taken(data: object, what: str) -> Samples:
         raise BadValueError(f"{what}: an IterableDataset cannot be read by id", remedy="give a dataset with [i]")
     if isinstance(data, tuple | list) and len(data) == 2 and all(hasattr(part, "shape") for part in data):
         return _of_arrays(data, what)
-    if isinstance(data, torch.utils.data.TensorDataset) and len(data.tensors) == 2:
-        return _of_arrays(data.tensors, what)
+    if (tensors := _tensors(data)) is not None and len(tensors) == 2:
+        return _of_arrays(tensors, what)
+    _refuse_several_at_once(data, what)
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, str | bytes | dict):
         return Samples(dataset=data)
     raise BadValueError(
         f"{what}: {type(data).__name__} cannot be read by sample",
         remedy="give (inputs, targets), a dataset with len() and [i], or a DataLoader of one",
     )
+
+
+def _tensors(data: object) -> tuple[torch.Tensor, ...] | None:
+    """Return the tensors of torch's TensorDataset, None for others: a subclass may do more in [i]."""
+    return data.tensors if type(data) is torch.utils.data.TensorDataset else None  # type: ignore[attr-defined]
+
+
+def _refuse_several_at_once(data: object, what: str) -> None:
+    """Refuse a dataset that reads several samples at once, as loaders ask it to, and not as it reads each of them."""
+    several = getattr(type(data), "__getitems__", None)
+    if several is None or f"{several.__module__}.".startswith(("torch.", "datasets.")) or not len(data):  # type: ignore[arg-type]
+        return
+    ids = [0, len(data) - 1]  # type: ignore[arg-type]
+    with generators_kept():
+        torch.default_generator.manual_seed(0)
+        one_by_one = [data[each] for each in ids]  # type: ignore[index]
+        torch.default_generator.manual_seed(0)
+        at_once = list(several(data, ids))
+    if not _equal(one_by_one, at_once):
+        raise BadValueError(
+            f"{what}: __getitems__ of {type(data).__name__} gives other samples than [i], by which they are read here",
+            remedy="do all that makes a sample in [i], and leave __getitems__ out",
+        )
+
+
+def _equal(one: object, other: object) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return bool(torch.equal(one, other))
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[name], other[name]) for name in one)
+    if isinstance(one, np.ndarray | np.generic) and isinstance(other, np.ndarray | np.generic):
+        return bool(np.array_equal(one, other, equal_nan=one.dtype.kind in "fc"))
+    return one is other or type(one) is not type(other) or _may_be_equal(one, other)
+
+
+def _may_be_equal(one: object, other: object) -> bool:
+    """Return whether two values of one type say that they are equal, or cannot say."""
+    if type(one).__eq__ is object.__eq__:
+        return True
+    try:
+        return bool(one == other)
+    except Exception:  # noqa: BLE001  a user's value may raise anything
+        return True
+
+
+def what_decides(data: object, name: str) -> dict[str, object]:
+    """Return what the samples of users' data come from, by the names of the parts."""
+    if isinstance(data, torch.utils.data.DataLoader):
+        return {**what_decides(data.dataset, name), f"something that collate_fn of {name} uses": data.collate_fn}
+    if isinstance(data, Samples):
+        return what_decides(data.dataset if data.arrays is None else data.arrays, name)
+    data = data if (tensors := _tensors(data)) is None else tensors
+    if isinstance(data, tuple | list) and len(data) == 2:
+        return {f"the inputs of {name}": data[0], f"the targets of {name}": data[1]}
+    parts: dict[str, object] = {f"{key} of {name}": value for key, value in getattr(data, "__dict__", {}).items()}
+    own = [vars(kind) for kind in type(data).__mro__ if not f"{kind.__module__}.".startswith(_LIBRARIES)]
+    code = [each for table in own for each in table.values() if isinstance(each, types.FunctionType)]
+    return {**parts, name: data if not parts else None, f"something that the code of {name} uses": code}
 
 
 def _of_arrays(pair: Sequence[object], what: str) -> Samples:
@@ -280,6 +343,12 @@ def as_array(part: Any) -> Any:
     return plain if plain.dtype == torch.bfloat16 else plain.numpy()
 
 
+_LIBRARIES = ("builtins.", "collections.", "numpy.", "torch.", "torchvision.", "datasets.")
+_LOADER = {
+    *("__init__", "__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__parameters__"),
+    *("__orig_bases__", "__firstlineno__", "__static_attributes__", "__slots__"),
+}
+_LOADER_PARTS = ("dataset", "collate_fn", "sampler", "batch_sampler", "batch_size", "drop_last")
 _SAMPLERS = {
     "SubsetRandomSampler": "give torch.utils.data.Subset(dataset, indices)",
     "WeightedRandomSampler": "weight the loss of each sample, or give a dataset that has samples as often as wanted",
@@ -287,7 +356,23 @@ _SAMPLERS = {
 }
 
 
-def _of_loader(loader: Any, what: str) -> Samples:
+def _refuse_own_loader(loader: torch.utils.data.DataLoader, what: str) -> None:
+    """Refuse a loader whose class does something of its own with batches: they are formed here."""
+    base = torch.utils.data.DataLoader
+    for kind in type(loader).__mro__[: type(loader).__mro__.index(base)]:
+        own = [name for name in vars(kind) if name not in _LOADER and hasattr(base, name)]
+        own += [
+            name for name in ("dataset", "collate_fn", "sampler", "batch_sampler", "batch_size") if name in vars(kind)
+        ]
+        if own:
+            raise BadValueError(
+                f"{what}: the loader's class {kind.__name__} has {own[0]} of its own, which would not be used",
+                remedy="do it in the dataset or in collate_fn, and give a plain DataLoader or the dataset",
+            )
+
+
+def _of_loader(loader: torch.utils.data.DataLoader, what: str) -> Samples:
+    _refuse_own_loader(loader, what)
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
         raise BadValueError(f"{what}: an IterableDataset cannot be read by id", remedy="give a dataset with [i]")
     if type(loader.batch_sampler) is not torch.utils.data.BatchSampler:
@@ -323,7 +408,7 @@ def _of_loader(loader: Any, what: str) -> Samples:
     return replace(found, readers=loader.num_workers or None, draw=_drawn(loader, found, what))
 
 
-def _drawn(loader: Any, found: Samples, what: str) -> Draw:
+def _drawn(loader: torch.utils.data.DataLoader, found: Samples, what: str) -> Draw:
     """Return which samples an epoch of a loader has; of what is tested, all that its batches have."""
     sampler, drop_last = loader.sampler, bool(loader.drop_last)
     if type(sampler) is torch.utils.data.SequentialSampler:
@@ -338,6 +423,6 @@ def _drawn(loader: Any, found: Samples, what: str) -> Draw:
     return draw
 
 
-def prepared(samples: Samples, augment: Callable[[Any], object] | None, readers: int | None) -> Samples:
+def prepared(samples: Samples, augment: Callable[[object], object] | None, readers: int | None) -> Samples:
     """Add to samples how they are changed for training, and who reads them."""
     return replace(samples, augment=augment, readers=samples.readers if readers is None else readers)

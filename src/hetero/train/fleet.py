@@ -8,23 +8,30 @@ in `hetero.train.launched`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from hetero.floor import settings
+from hetero.floor.contexts import transparent
 from hetero.floor.errors import BadValueError
-from hetero.train.launch import LAUNCHED, LaunchedProcess
+from hetero.train.host_processes import LAUNCHED, LaunchedProcess
 from hetero.train.shared_loader import Batch, SharedLoader, map_tensors, moved_to, samples_in
 
-__all__ = ["TrainingFleet", "init"]
+__all__ = ["TrainingFleet", "init", "is_made_by"]
+
+T = TypeVar("T")
 
 
 backward = torch.Tensor.backward
 """torch's own, which `hetero launch` stands in for."""
+
+_LIGHTNING = {"lightning", "lightning.fabric", "pytorch_lightning", "lightning_fabric"}
+_FRAMEWORKS = ("accelerate.accelerator.Accelerator", "transformers.trainer.Trainer")
 
 
 def init() -> TrainingFleet:
@@ -58,6 +65,10 @@ def init() -> TrainingFleet:
     (True, ('cpu:0',))
     """
     global _fleet
+    if _LIGHTNING & sys.modules.keys():
+        from hetero.train import lightning_strategies
+
+        lightning_strategies.register()
     if _fleet is not None and _fleet.is_own:
         return _fleet
     text = settings.read(LAUNCHED)
@@ -150,7 +161,8 @@ class TrainingFleet:
         ----------
         *objects
             `torch.nn.Module`, `torch.optim.Optimizer`, `torch.utils.data.DataLoader`, and what `torch` has for
-            learning rates and for scaling gradients; None stays None.
+            learning rates and for scaling gradients; a `transformers.Trainer` or an `accelerate.Accelerator`, which
+            is changed itself; None stays None.
 
         Raises
         ------
@@ -177,9 +189,12 @@ class TrainingFleet:
             return self._prepared_loader(given)
         if given is None or _is_helper(given) or isinstance(given, SharedLoader | _Placed):
             return given
+        if is_made_by(given, *_FRAMEWORKS):
+            return self._prepared_framework(given)
         raise BadValueError(
             f"a {type(given).__name__} cannot be prepared",
-            remedy="give models, optimizers, DataLoaders, schedulers and gradient scalers of torch",
+            remedy="give models, optimizers, DataLoaders, schedulers and gradient scalers of torch, a Trainer of "
+            "transformers or an Accelerator",
         )
 
     def _prepared_model(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -191,11 +206,14 @@ class TrainingFleet:
     def _prepared_loader(self, loader: DataLoader[Batch]) -> Batch:
         return _Placed(loader, self)
 
+    def _prepared_framework(self, given: Batch) -> Batch:
+        return given
+
     def backward(self, loss: Tensor, weight: float | None = None, **kwargs: Batch) -> None:
         """Compute gradients, those of the whole batch in every process.
 
         `loss.backward()` does the same. Afterwards the value of the loss is that of the whole batch, too, where it is
-        one mean or one sum.
+        one mean or one sum, or a mean and penalties on parameters.
 
         Parameters
         ----------
@@ -217,6 +235,46 @@ class TrainingFleet:
         del weight
         self._check_own()
         backward(loss, **kwargs)
+
+    def step(self, function: Callable[..., T], *batch: Batch) -> T:
+        """Call a function, again where a process is lost in it; returns what it returns.
+
+        Without it a process that is killed ends the run. With it the others go back to where the function began, share
+        the batch among themselves, and call it again.
+
+        Parameters
+        ----------
+        function
+            Computes a step, up to `optimizer.step()`, or an evaluation. Beside models and optimizers it changes nothing
+            that lasts, since it may be called again.
+        *batch
+            What it is given: the batch as the loader gave it, whole or in parts, and whatever has no rows.
+
+        Raises
+        ------
+        BadValueError
+            A tensor is not of the last batch of a loader.
+
+        Examples
+        --------
+        >>> import hetero, torch
+        >>> fleet = hetero.train.init()
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        >>> loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 2), torch.ones(8, 1)), 4)
+        >>> model, optimizer, loader = fleet.prepare(model, optimizer, loader)
+        >>> def train(inputs, targets):
+        ...     optimizer.zero_grad()
+        ...     loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        ...     loss.backward()
+        ...     optimizer.step()
+        ...     return loss.item()
+        >>> losses = [fleet.step(train, inputs, targets) for inputs, targets in loader]
+        >>> len(losses)
+        2
+        """
+        self._check_own()
+        return function(*batch)
 
     def split(self, *batch: Batch, dim: int = 0) -> Batch:
         """Return this process's rows of a batch that the script made itself, and of its targets.
@@ -264,7 +322,24 @@ class TrainingFleet:
         self._check_own()
         return torch.as_tensor(value).detach()
 
-    @contextmanager
+    def broadcast(self, value: Batch) -> Batch:
+        """Return in all processes what the main one gives, as the metrics of an evaluation that it has made alone.
+
+        Parameters
+        ----------
+        value
+            Anything that can be pickled; that of the other processes is ignored.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> hetero.train.init().broadcast({"accuracy": 0.5})
+        {'accuracy': 0.5}
+        """
+        self._check_own()
+        return value
+
+    @transparent
     def no_sync(self) -> Iterator[None]:
         """Keep the gradients of the backward passes in here until the first one outside, which exchanges them all.
 
@@ -298,9 +373,11 @@ class TrainingFleet:
         """
         self._check_own()
 
-    @contextmanager
+    @transparent
     def main_first(self) -> Iterator[None]:
         """Have the main process go through a block before the others, as to download or unpack what all read.
+
+        Hosts share no folder: on each other host one process goes through it at the same time as the main one.
 
         Examples
         --------
@@ -308,11 +385,16 @@ class TrainingFleet:
         >>> with hetero.train.init().main_first():
         ...     data = list(range(4))
         """
-        if not self.is_main:
+        if not self._is_first_here:
             self.wait()
         yield
-        if self.is_main:
+        if self._is_first_here:
             self.wait()
+
+    @property
+    def _is_first_here(self) -> bool:
+        """Return whether no process of a lower rank is on this host."""
+        return self.is_main
 
     def _check_own(self) -> None:
         if not self.is_own:
@@ -341,6 +423,17 @@ class _Placed:
         for batch in self._loader:
             self._fleet._batch = samples_in(batch) or 0
             yield batch if self._fleet.device.type == "cpu" else moved_to(self._fleet.device, batch)
+
+
+def is_made_by(given: object, *names: str) -> bool:
+    """Return whether an object's class, or one that it inherits from, has one of these full names.
+
+    Examples
+    --------
+    >>> is_made_by(torch.nn.Linear(1, 1), "torch.nn.modules.module.Module")
+    True
+    """
+    return any(f"{kind.__module__}.{kind.__qualname__}" in names for kind in type(given).__mro__)
 
 
 def _is_helper(given: object) -> bool:

@@ -11,10 +11,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import format_bytes
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed._tools.mem_tracker import MemTracker
 
 __all__ = ["StepFootprint", "footprint"]
 
@@ -144,7 +148,13 @@ def footprint(
 
 
 def _followed(
-    model: Any, loss: Any, optimizer: Any, inputs: Any, targets: Any, precision: str, recompute: str | Sequence[str]
+    model: torch.nn.Module,
+    loss: object,
+    optimizer: torch.optim.Optimizer,
+    inputs: object,
+    targets: object,
+    precision: str,
+    recompute: str | Sequence[str],
 ) -> StepFootprint:
     import torch
     from torch.distributed._tools.mem_tracker import MemTracker
@@ -183,7 +193,7 @@ def _followed(
     )
 
 
-def _peak(tracker: Any) -> dict[str, int]:
+def _peak(tracker: MemTracker) -> dict[str, int]:
     """Return the bytes by torch's categories at the fullest moment so far."""
     found: dict[str, int] = defaultdict(int)
     for place in tracker.get_tracker_snapshot("peak").values():
@@ -193,7 +203,7 @@ def _peak(tracker: Any) -> dict[str, int]:
     return found
 
 
-def _fakes(model: Any, optimizer: Any) -> tuple[object, object]:
+def _fakes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[object, object]:
     """Return a twin of the model without contents, and an optimizer of the twin's parameters."""
     tensors = [*model.parameters(), *model.buffers()]
     memo: dict[int, object] = {id(tensor): _fake(tensor) for tensor in tensors}
@@ -204,7 +214,7 @@ def _fakes(model: Any, optimizer: Any) -> tuple[object, object]:
     return twin, optimizer([parameter for parameter in twin.parameters() if parameter.requires_grad])
 
 
-def _free_of_frozen(model: Any) -> None:
+def _free_of_frozen(model: torch.nn.Module) -> None:
     """Make buffers of the parameters that are not trained: torch's tracker asks each parameter for a gradient."""
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
@@ -213,7 +223,7 @@ def _free_of_frozen(model: Any) -> None:
                 module.register_buffer(name, parameter.data, persistent=False)
 
 
-def _fake(tensor: Any) -> object:
+def _fake(tensor: torch.Tensor) -> object:
     import torch
 
     empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
@@ -237,7 +247,7 @@ def _like(part: Any, samples: int | None) -> object:
     return torch.zeros((len(part) if samples is None else samples, *rest), dtype=dtype)
 
 
-def _tensors(part: object) -> list[Any]:
+def _tensors(part: object) -> list[torch.Tensor]:
     import torch
 
     if torch.is_tensor(part):

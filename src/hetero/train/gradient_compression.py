@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any
 
 import torch
 
@@ -40,10 +39,10 @@ class GradientExchange:
     owed : what was not sent of earlier steps, None where nothing ever is
     """
 
-    def __init__(self, row: Any, shapes: Sequence[Sequence[int]]) -> None:
+    def __init__(self, row: torch.Tensor, shapes: Sequence[Sequence[int]]) -> None:
         self.row = row
         self.shapes = tuple(tuple(shape) for shape in shapes)
-        self.owed: Any = None
+        self.owed: torch.Tensor | None = None
 
     @property
     def nbytes(self) -> int:
@@ -76,7 +75,9 @@ class HalfExchange(GradientExchange):
     anybody. A row with an entry that is no number arrives as no number.
     """
 
-    def __init__(self, row: Any, shapes: Sequence[Sequence[int]], kind: Any) -> None:
+    owed: torch.Tensor
+
+    def __init__(self, row: torch.Tensor, shapes: Sequence[Sequence[int]], kind: torch.dtype) -> None:
         super().__init__(row, shapes)
         self.kind = kind
         self.owed = torch.zeros_like(row)
@@ -127,12 +128,14 @@ class LowRankExchange(GradientExchange):
     Optimization, algorithm 1. https://arxiv.org/abs/1905.13727
     """
 
-    def __init__(self, row: Any, shapes: Sequence[Sequence[int]], rank: int, seed: int) -> None:
+    owed: torch.Tensor
+
+    def __init__(self, row: torch.Tensor, shapes: Sequence[Sequence[int]], rank: int, seed: int) -> None:
         super().__init__(row, shapes)
         self._kind = torch.float64 if row.dtype == torch.float64 else torch.float32
         self._thin: list[tuple[slice, tuple[int, int]]] = []
         self._whole: list[slice] = []
-        self._first: list[Any] = []
+        self._first: list[torch.Tensor] = []
         generator, end = torch.Generator().manual_seed(seed), 0
         for height, width in map(_as_matrix, self.shapes):
             part, columns = slice(end, end + height * width), min(rank, height, width)
@@ -175,7 +178,7 @@ class LowRankExchange(GradientExchange):
             self.row[part] = (p @ q.T).reshape(-1).to(self.row.dtype)
         self._keep(summed)
 
-    def _keep(self, summed: Sequence[Any]) -> None:
+    def _keep(self, summed: Sequence[torch.Tensor]) -> None:
         """Start the next step from these factors; from the first ones where they are of no use."""
         if all(bool(torch.isfinite(factor).all()) for factor in summed):
             pairs = zip(summed, self._first, strict=True)
@@ -185,7 +188,9 @@ class LowRankExchange(GradientExchange):
             self.forget()
 
 
-def make_exchange(options: TrainOptions, row: Any, shapes: Sequence[Sequence[int]], number: int) -> GradientExchange:
+def make_exchange(
+    options: TrainOptions, row: torch.Tensor, shapes: Sequence[Sequence[int]], number: int
+) -> GradientExchange:
     """Make the exchange of one bucket as the options say; `number` tells buckets apart.
 
     Examples
@@ -221,7 +226,7 @@ def settle(under_way: Sequence[tuple[Iterator[Work], Work]]) -> None:
         left = further
 
 
-def _added_up(group: Group, row: Any) -> Iterator[Work]:
+def _added_up(group: Group, row: torch.Tensor) -> Iterator[Work]:
     """Add up a row where it lies if the group can, else on the host."""
     if row.device.type == "cpu" or isinstance(group, ByKind):
         yield group.start_all_reduce(row)
@@ -235,23 +240,23 @@ def _as_matrix(shape: Sequence[int]) -> tuple[int, int]:
     return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
 
 
-def _joined(parts: Sequence[Any], like: Any) -> Any:
+def _joined(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     return torch.cat([part.reshape(-1) for part in parts]) if parts else like.new_zeros(0)
 
 
-def _shaped(row: Any, like: Sequence[Any]) -> list[Any]:
+def _shaped(row: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Cut a row into parts of the shapes of `like`; what is left over stays."""
     ends = list(accumulate(part.numel() for part in like))
     return [row[end - part.numel() : end].reshape(part.shape) for end, part in zip(ends, like, strict=True)]
 
 
-def _parted(row: Any, parts: Sequence[slice], behind: Sequence[Any]) -> list[Any]:
+def _parted(row: torch.Tensor, parts: Sequence[slice], behind: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Cut what comes behind some tensors into parts as long as these slices."""
     sizes = [part.stop - part.start for part in parts]
     return list(torch.split(row[sum(one.numel() for one in behind) :], sizes))
 
 
-def _orthonormal(matrix: Any) -> Any:
+def _orthonormal(matrix: torch.Tensor) -> torch.Tensor:
     """Make the columns orthonormal (Gram and Schmidt, modified); what is dependent becomes zero."""
     result = matrix.clone()
     for column in range(result.shape[1]):

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -141,14 +141,14 @@ class Gradients:
     work of the link, overlap gains nothing.
     """
 
-    def __init__(self, parameters: Sequence[Any], header: int, options: TrainOptions) -> None:
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], header: int, options: TrainOptions) -> None:
         self.parameters = list(parameters)
         self.options = options
         self._header = header
         self._group: Group | None = None
         self._rows: list[_BucketRow] = []
         self._row_of: list[int] = []
-        self._views: list[Any] = []
+        self._views: list[torch.Tensor] = []
         self._under_way: list[tuple[Iterator[Work], Work]] = []
         self._used = [False] * len(self.parameters)
         self._came: list[int] = []
@@ -210,7 +210,9 @@ class Gradients:
         views = {index: view for row in self._rows for index, view in self._cut_up(row)}
         self._views = [views[index] for index in range(len(self.parameters))]
 
-    def _exchange(self, bucket: Bucket, number: int, place: Any = None, extra: int = 0) -> GradientExchange:
+    def _exchange(
+        self, bucket: Bucket, number: int, place: torch.device | None = None, extra: int = 0
+    ) -> GradientExchange:
         """Make the exchange of a bucket; a group's first step goes uncompressed where the order is to be learned."""
         mine = [self.parameters[index] for index in bucket.indices]
         kind: object = bucket.kind
@@ -381,7 +383,7 @@ class BitwiseGradients(Gradients):
     when all is computed, so none leave early.
     """
 
-    def __init__(self, parameters: Sequence[Any], header: int, options: TrainOptions) -> None:
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], header: int, options: TrainOptions) -> None:
         super().__init__(parameters, header, replace(options, overlap="never"))
         self.exponents = [0] * len(self.parameters)
         self._total = torch.zeros(sum(p.numel() for p in self.parameters) + self._extra, dtype=torch.int64)

@@ -10,15 +10,20 @@ import functools
 import math
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
 
+from hetero.floor.contexts import transparent
 from hetero.floor.errors import ExitCode, HeteroError
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
 
 __all__ = [
     "KeyedPasses",
@@ -35,6 +40,7 @@ _GAMMA = -7046029254386353131
 _FIRST = -4658895280553007687
 _SECOND = -7723592293110705685
 _ALPHA = -1.7580993408473766
+_WHOLE_CHANNELS = ("dropout1d", "dropout2d", "dropout3d")
 _MASK = 2**64 - 1
 
 _Found = TypeVar("_Found")
@@ -50,7 +56,11 @@ _Function = Callable[..., torch.Tensor]
 """A function of torch's that draws numbers."""
 
 
-def _mix(z: Any) -> Any:
+_Bits = TypeVar("_Bits", torch.Tensor, NDArray[np.int64])
+_OnModule = Callable[[torch.nn.Module], object]
+
+
+def _mix(z: _Bits) -> _Bits:
     """Mix the bits of int64 numbers, NumPy's or torch's (SplitMix64 of Steele, Lea and Flood 2014); products wrap."""
     z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _FIRST
     z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _SECOND
@@ -112,7 +122,7 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
         super().__init__()
         self.seed = seed
         self.on_draw: Callable[[], None] | None = None
-        self._keys: Any = None
+        self._keys: NDArray[np.int64] = np.zeros(0, np.int64)
         self._operation = 0
         self._by_rows = False
 
@@ -126,7 +136,7 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
         """Yield a factory of contexts that replay the random numbers drawn from here on."""
         first = self._operation
 
-        @contextmanager
+        @transparent
         def repeated() -> Iterator[None]:
             reached, self._operation = self._operation, first
             try:
@@ -138,8 +148,8 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
         return repeated
 
     def __torch_function__(
-        self, func: Any, types_: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: Any, types_: Sequence[type], args: tuple[object, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         """Run one function of torch, keyed where it is random."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
@@ -204,20 +214,9 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
         training = bool(training)
         if not training or p == 0.0 or not 0.0 <= p <= 1.0:
             return func(input, p, training) if func is torch.dropout else func(input, p, training, inplace)
-        mask = self.keep(input.shape, p, func.__name__, input)
-        return _scaled(input, mask, p, inplace)
-
-    def _feature_dropout(
-        self,
-        func: _Function,
-        input: torch.Tensor,
-        p: float = 0.5,
-        training: bool = True,
-        inplace: bool = False,
-    ) -> torch.Tensor:
-        if not training or p == 0.0:
-            return func(input, p, training, inplace)
-        shape = (*input.shape[:2], *([1] * (input.dim() - 2)))
+        shape = input.shape
+        if func.__name__ in _WHOLE_CHANNELS:
+            shape = (*shape[:2], *([1] * (input.dim() - 2)))
         return _scaled(input, self.keep(shape, p, func.__name__, input), p, inplace)
 
     def _alpha_dropout(
@@ -242,12 +241,12 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
         device = options.get("device") or torch.get_default_device()
         return draw(shape, func.__name__, device, dtype).to(dtype)
 
-    def _rand_like(self, func: _Function, input: torch.Tensor, **options: Any) -> torch.Tensor:
+    def _rand_like(self, func: _Function, input: torch.Tensor, **options: object) -> torch.Tensor:
         draw = self.uniform if func.__name__ == "rand_like" else self.normal
         dtype = options.get("dtype") or input.dtype
         return draw(input.shape, func.__name__, input.device, dtype).to(dtype)
 
-    def _bernoulli(self, func: _Function, input: torch.Tensor, p: float | None = None, **_: Any) -> torch.Tensor:
+    def _bernoulli(self, func: _Function, input: torch.Tensor, p: float | None = None, **_: object) -> torch.Tensor:
         odds = input if p is None else p
         return (self.uniform(input.shape, "bernoulli", input.device, torch.float32) < odds).to(input.dtype)
 
@@ -261,7 +260,7 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
         dropout_p: float = 0.0,
         is_causal: bool = False,
         scale: float | None = None,
-        **rest: Any,
+        **rest: object,
     ) -> torch.Tensor:
         if dropout_p == 0.0:
             return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **rest)
@@ -304,7 +303,7 @@ def _scaled(input: torch.Tensor, mask: torch.Tensor, p: float, inplace: bool) ->
 _copies: dict[object, Callable[..., object]] = {}
 
 
-def _unchecked(func: Any) -> Callable[..., Any]:
+def _unchecked(func: Any) -> Callable[..., object]:
     """Return a copy of a Python function of torch that enters its body under a mode, so that the mode sees inside."""
     if func not in _copies:
         absent = dict.fromkeys(("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"))
@@ -318,9 +317,7 @@ def _unchecked(func: Any) -> Callable[..., Any]:
 _KEYED: dict[str, Callable[..., object]] = {
     "dropout": KeyedRandom._dropout,
     "dropout_": KeyedRandom._dropout,
-    "dropout1d": KeyedRandom._feature_dropout,
-    "dropout2d": KeyedRandom._feature_dropout,
-    "dropout3d": KeyedRandom._feature_dropout,
+    **dict.fromkeys(_WHOLE_CHANNELS, KeyedRandom._dropout),
     "alpha_dropout": KeyedRandom._alpha_dropout,
     "rand": KeyedRandom._rand,
     "randn": KeyedRandom._rand,
@@ -372,12 +369,12 @@ class KeyedPasses:
         self.random = random
         self._place = place
         self._places: list[object] = []
-        self._inside: list[Any] = []
+        self._inside: list[torch.nn.Module] = []
         self._throughout = True
         random.on_draw = self._note
         self._hooks = [hook for module in model.modules() for hook in _around(module, self._inside.append, self._leave)]
 
-    @contextmanager
+    @transparent
     def over(self, step: int, samples: Sequence[int]) -> Iterator[Callable[[Callable[[], _Found]], _Found]]:
         """Do one pass over samples, given by their ids; returns what runs the forward part and hands on its outcome.
 
@@ -442,7 +439,7 @@ class KeyedPasses:
             self.random.__exit__(None, None, None)
 
 
-def _around(module: torch.nn.Module, before: Any, after: Any) -> tuple[Any, Any]:
+def _around(module: torch.nn.Module, before: _OnModule, after: _OnModule) -> tuple[RemovableHandle, RemovableHandle]:
     """Call two functions of a module before and after each of its forward passes, also of one that fails."""
     return (
         module.register_forward_pre_hook(lambda inner, _: before(inner)),
@@ -450,21 +447,22 @@ def _around(module: torch.nn.Module, before: Any, after: Any) -> tuple[Any, Any]
     )
 
 
-def states(place: object = None) -> tuple[Any, ...]:
+def states(place: torch.device | None = None) -> tuple[torch.Tensor, ...]:
     """Return the states of torch's generators: the host's and, where `place` has one of its own, the device's."""
     module = _generators(place)
     here = torch.get_rng_state()
     return (here,) if module is None else (here, module.get_rng_state(*_which(place)))
 
 
-def set_states(before: tuple[object, ...], place: object = None) -> None:
+def set_states(before: tuple[torch.Tensor, ...], place: torch.device | None = None) -> None:
     """Set torch's generators to what `states` returned for the same place."""
     torch.set_rng_state(before[0])
-    if len(before) > 1:
-        _generators(place).set_rng_state(before[1], *_which(place))
+    module = _generators(place)
+    if module is not None:
+        module.set_rng_state(before[1], *_which(place))
 
 
-def refuse_unkeyed(before: tuple[object, ...], what: str, place: object = None) -> None:
+def refuse_unkeyed(before: tuple[torch.Tensor, ...], what: str, place: torch.device | None = None) -> None:
     """Refuse what drew from torch's own generators since `before`: its numbers are the same for nobody else."""
     if _moved(before, place):
         raise RandomRefusedError(
@@ -473,15 +471,15 @@ def refuse_unkeyed(before: tuple[object, ...], what: str, place: object = None) 
         )
 
 
-def _generators(place: Any) -> Any:
+def _generators(place: torch.device | None) -> ModuleType | None:
     """Return torch's module for a device with a generator of its own, None for the host."""
     module = None if place is None or place.type == "cpu" else getattr(torch, place.type, None)
     return module if hasattr(module, "get_rng_state") else None
 
 
-def _which(place: Any) -> tuple[Any, ...]:
+def _which(place: torch.device) -> tuple[torch.device, ...]:
     return () if place.type == "mps" else (place,)
 
 
-def _moved(before: tuple[object, ...], place: object) -> bool:
+def _moved(before: tuple[torch.Tensor, ...], place: torch.device | None) -> bool:
     return not all(map(torch.equal, before, states(place)))

@@ -6,126 +6,86 @@ It must not import torch, nor know what a script computes.
 
 from __future__ import annotations
 
-import json
+import importlib.util
 import os
+import re
 import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from functools import partial
-from typing import TextIO
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hetero.backends.registry import kinds
-from hetero.comm.lines import Address, Line, LineServer, Message
-from hetero.floor import clock, platform, settings
+from hetero.comm.errors import LineClosedError
+from hetero.comm.lines import Line, LineServer, Message
+from hetero.floor import clock, platform
 from hetero.floor.errors import BadValueError, ExitCode, NothingFitsError
 from hetero.floor.text import single_line
-from hetero.model.device import Device
+from hetero.model.device import HOST_NODE, Device
 from hetero.plan.training.shares import given_shares
+from hetero.train.host_processes import (
+    END_S,
+    LAUNCHED,
+    PRINTS,
+    HostCommand,
+    HostProcesses,
+    LaunchedProcess,
+    LaunchOptions,
+    ProcessEnded,
+    ProcessStopped,
+)
+from hetero.train.launch_hosts import SILENT_S, OtherHost, ScriptPackage, package_of, started_on
 
-__all__ = ["LAUNCHED", "LaunchOptions", "LaunchedProcess", "launch"]
+if TYPE_CHECKING:
+    from hetero.engines.ray.cluster import Cluster
 
-LAUNCHED = "HETERO_LAUNCHED"
-"""Environment variable that tells a process of `hetero launch` who it is."""
+__all__ = ["LAUNCHED", "PRINTS", "LaunchOptions", "LaunchedProcess", "check_script", "launch"]
 
-PRINTS = ("main", "all")
 _POLL_S = 0.2
-_TERM_S = 5.0
-_KILL_S = 5.0
-_FROZEN_S = 30.0
 _LEAVE_S = 15.0
 _SILENT_S = 2.0
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_LAST_WORDS_S = 10.0
+_OWN_HOST = HOST_NODE.partition("/")[0]
+_NOT_THERE = ("FileNotFoundError", "ModuleNotFoundError")
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchOptions:
-    """How a script is run on several devices.
+class _Elsewhere:
+    """What runs on other hosts.
 
     Attributes
     ----------
-    strict
-        Refuse what would not be the result of one device; False: warn once and go on.
-    check_steps
-        Steps of each optimizer in which a further process computes the whole batch, and all compare; 0 for none.
-    check_only
-        End after these steps and print where the two ways part.
-    shares
-        'auto', 'equal', or samples by device.
-    timeout_s
-        Longest wait for another process between two steps, s.
-    prints
-        Whose standard output is shown: 'main' or 'all'.
-    seed
-        Of the random numbers that are keyed by sample.
+    addresses
+        Of all hosts by name; empty where there is only this one.
     """
 
-    strict: bool = True
-    check_steps: int = 2
-    check_only: bool = False
-    shares: str | Mapping[str, int] = "auto"
-    timeout_s: float = 1800.0
-    prints: str = "main"
-    seed: int = 0
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    hosts: tuple[OtherHost, ...] = ()
+    package: ScriptPackage | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedProcess:
-    """What one process is told.
-
-    Attributes
-    ----------
-    rank
-        From 0; the checking process comes after the others.
-    devices
-        Short names of the devices of all ranks, without that of the checking process.
-    kind, index, cores, throttle_frac
-        Of the own device, as it is seen by this process.
-    address
-        Of the launching program.
-    sees
-        The variables by which devices are hidden, as they are set for this process.
-    """
-
-    rank: int
-    devices: tuple[str, ...]
-    kind: str
-    index: int
-    cores: int
-    throttle_frac: float
-    address: Address
-    options: LaunchOptions = field(default_factory=LaunchOptions)
-    sees: dict[str, str | None] = field(default_factory=dict)
-
-    @property
-    def checks(self) -> bool:
-        """Return whether this process computes whole batches, for comparison."""
-        return self.rank == len(self.devices)
-
-    @property
-    def has_check(self) -> bool:
-        """Return whether one of the processes does."""
-        return self.options.check_steps > 0 and len(self.devices) > 1
-
-    def to_text(self) -> str:
-        """Return it for an environment variable."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_text(cls, text: str) -> LaunchedProcess:
-        """Return what `to_text` returned as an object again."""
-        given = json.loads(text)
-        given["devices"] = tuple(given["devices"])
-        given["address"] = Address(*given["address"])
-        given["options"] = LaunchOptions(**given["options"])
-        return cls(**given)
-
-
-def launch(script: str, args: Sequence[str], devices: Sequence[Device], options: LaunchOptions) -> int:
+def launch(
+    script: str,
+    args: Sequence[str],
+    devices: Sequence[Device],
+    options: LaunchOptions,
+    cluster: Cluster | None = None,
+    working_dir: Path | None = None,
+    *,
+    is_module: bool = False,
+) -> int:
     """Run a script in one process for each device, and wait until all have ended.
+
+    Parameters
+    ----------
+    cluster
+        To which the hosts of the devices belong; None where all are this one's.
+    working_dir
+        Folder that travels to other hosts, the script in it; None for the script with the modules beside it.
+    is_module
+        Whether `script` is the name of a module, run as by ``python -m``.
 
     Returns
     -------
@@ -138,9 +98,62 @@ def launch(script: str, args: Sequence[str], devices: Sequence[Device], options:
         The script is no file, or a device is not one that a script can use.
     NothingFitsError
         There is no device.
+    EngineError
+        A host does not answer.
     """
+    check_script(script, is_module=is_module)
+    _check(devices, options)
+    found = sorted(devices, key=_speed, reverse=True)
+    names = list(dict.fromkeys(device.host for device in devices if device.host != _OWN_HOST))
+    if cluster is None or not names:
+        if working_dir is not None:
+            raise BadValueError("--working-dir: no device is on another host", remedy="leave it out")
+        with LineServer() as server:
+            words = ("-m", script, *args) if is_module else (script, *args)
+            return _Launcher(script, words, found, options, server, _Elsewhere()).run()
+    if is_module:
+        raise BadValueError("-m: a module does not travel to other hosts", remedy="give the script's file")
+    package, addresses = package_of(script, args, working_dir), cluster.addresses()
+    hosts = [host for host in cluster.hosts() if host.name in names]
+    with (
+        LineServer(addresses[_OWN_HOST], cluster.certificates) as server,
+        started_on(cluster, hosts, server.address) as others,
+    ):
+        elsewhere = _Elsewhere(addresses, others, package)
+        return _Launcher(script, (script, *args), found, options, server, elsewhere).run()
+
+
+def check_script(script: str, *, is_module: bool = False) -> None:
+    """Refuse a script, or a module that is to be run as one, that is not there.
+
+    Raises
+    ------
+    BadValueError
+        It is no file, or no module that can be found from the working folder.
+    """
+    if is_module:
+        if not _is_found(script):
+            raise BadValueError(
+                f"-m: there is no module {single_line(script)}", remedy="give its name, as for `python -m`"
+            )
+        return
     if not os.path.isfile(script):
         raise BadValueError(f"{single_line(script)}: there is no such file", remedy="give a Python script")
+
+
+def _is_found(module: str) -> bool:
+    """Return whether a module is there; as under `python -m` in the working folder, too."""
+    before = list(sys.path)
+    sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+    finally:
+        sys.path[:] = before
+
+
+def _check(devices: Sequence[Device], options: LaunchOptions) -> None:
     if not devices:
         raise NothingFitsError("no device is left to train on", remedy="`hetero devices` says why")
     for device in devices:
@@ -150,8 +163,6 @@ def launch(script: str, args: Sequence[str], devices: Sequence[Device], options:
         shares = given_shares(options.shares, [device.short for device in devices], sum(options.shares.values()))
         if 0 in shares:
             raise BadValueError("--shares has a device without samples", remedy="leave it out with --devices")
-    with LineServer() as server:
-        return _Launcher(script, args, sorted(devices, key=_speed, reverse=True), options, server).run()
 
 
 def _speed(device: Device) -> tuple[bool, float, float]:
@@ -159,53 +170,77 @@ def _speed(device: Device) -> tuple[bool, float, float]:
     return not kinds()[device.kind].is_host, device.throttle_frac * (device.flop_per_s or 1.0), device.cores or 1
 
 
+_MEMBERS = re.compile(r"members \(([0-9, ]*)\)")
+_NUMBER = re.compile("[0-9]+")
+
+
 class _Started:
-    """One process.
+    """One process, on whichever host.
 
     Attributes
     ----------
+    host
+        None for this one.
     line
         To it, None before it has called `hetero.train.init`.
+    code
+        As of `subprocess.Popen`, None before its end.
     dismissed
         Whether it said that its work is done before the script's end.
     leaves
         Whether it has closed the line, and is about to end.
+    recovers
+        Whether it can go on without others, in `fleet.step`.
+    is_lost
+        Whether it was killed, and the others go on.
     last_line
         What it has written last, where that is read.
     """
 
-    def __init__(self, rank: int, name: str, process: subprocess.Popen[str]) -> None:
+    def __init__(self, rank: int, name: str, host: OtherHost | None) -> None:
         self.rank = rank
         self.name = name
-        self.process = process
+        self.host = host
         self.line: Line | None = None
+        self.code: int | None = None
         self.dismissed = False
-        self.leaves = False
+        self.leaves = self.recovers = self.is_lost = False
         self.last_line = ""
-        self.moved_s = clock.monotonic_s()
+        self.ended_s = 0.0
 
 
 class _Launcher:
     def __init__(
-        self, script: str, args: Sequence[str], devices: Sequence[Device], options: LaunchOptions, server: LineServer
+        self,
+        script: str,
+        words: tuple[str, ...],
+        devices: Sequence[Device],
+        options: LaunchOptions,
+        server: LineServer,
+        elsewhere: _Elsewhere,
     ) -> None:
-        self._command = [sys.executable, script, *args]
         self._script = script
         self._devices = devices
         self._options = options
         self._server = server
+        self._elsewhere = elsewhere
+        self._here = HostProcesses(HostCommand(words, platform.environment()), self._write)
         self._started: list[_Started] = []
         self._said: dict[str, dict[int, tuple[Line, bytes]]] = {}
         self._failed = 0
         self._broken = ("", 0.0)
-        self._relays: list[threading.Thread] = []
+        self._has_lost = False
+        self._main = 0
+        self._asking: dict[int, tuple[Line, object, str, float]] = {}
 
     def run(self) -> int:
         """Start, serve and wait."""
         before = {each: signal.signal(each, self._on_signal) for each in (signal.SIGINT, signal.SIGTERM)}
         try:
-            self._start()
-            while any(each.process.poll() is None for each in self._started):
+            self._reach_hosts()
+            if not self._failed:
+                self._start()
+            while any(each.code is None for each in self._started):
                 self._serve()
             self._serve()
             self._find_failed()
@@ -220,64 +255,101 @@ class _Launcher:
 
     # --- starting ------------------------------------------------------------------------------------------
 
+    def _reach_hosts(self) -> None:
+        """Wait for the programs of the other hosts."""
+        while not self._failed and (absent := [each for each in self._elsewhere.hosts if each.line is None]):
+            self._receive()
+            for host in absent:
+                if host.line is None and (why := host.why_not_there()):
+                    host.is_over = True
+                    self._fail(ExitCode.FAILED, why, "")
+
     def _start(self) -> None:
         names = tuple(device.short for device in self._devices)
-        told = [self._told(rank, device, names) for rank, device in enumerate(self._devices)]
         devices = list(self._devices)
-        if told[0].has_check:
-            fastest = max(devices, key=lambda device: (not kinds()[device.kind].is_host, device.throttle_frac))
-            told.append(self._told(len(names), fastest, names))
-            devices.append(fastest)
-        for process, device in zip(told, devices, strict=True):
-            self._start_one(process, device)
+        if self._options.check_steps > 0 and len(devices) > 1:
+            devices.append(max(devices, key=lambda device: (not kinds()[device.kind].is_host, device.throttle_frac)))
+        of_hosts = {each.name: each for each in self._elsewhere.hosts}
+        places = tuple(self._elsewhere.addresses.get(device.host, "") for device in devices)
+        hosts = places if len(set(places)) > 1 else ()
+        starts: dict[str, list[tuple[LaunchedProcess, Device]]] = {}
+        for rank, device in enumerate(devices):
+            told = self._told(rank, device, names, hosts)
+            starts.setdefault(device.host, []).append((told, device))
+            self._started.append(_Started(rank, told.name, of_hosts.get(device.host)))
+        for name, host in of_hosts.items():
+            host.send("start", self._elsewhere.package, starts[name])
+        for told, device in starts.get(_OWN_HOST, ()):
+            self._here.start(told, device)
 
-    def _told(self, rank: int, device: Device, names: tuple[str, ...]) -> LaunchedProcess:
+    def _told(self, rank: int, device: Device, names: tuple[str, ...], hosts: tuple[str, ...]) -> LaunchedProcess:
         index = 0 if kinds()[device.kind].visible else device.index
         throttle = 1.0 if rank == len(names) else device.throttle_frac
         return LaunchedProcess(
             rank, names, device.kind, index, device.cores or 1, throttle, self._server.address, self._options,
-            _visible(device),
+            hosts=hosts,
         )  # fmt: skip
-
-    def _start_one(self, told: LaunchedProcess, device: Device) -> None:
-        shown = told.rank == 0
-        every = self._options.prints == "all" and not told.checks
-        with settings.replaced(_variables(told, device)):
-            process = subprocess.Popen(
-                self._command,
-                stdin=None if shown else subprocess.DEVNULL,
-                stdout=None if shown and not every else subprocess.PIPE if every else subprocess.DEVNULL,
-                stderr=None if shown and not every else subprocess.PIPE,
-                text=True,
-                errors="replace",
-                preexec_fn=None if sys.platform == "win32" else partial(_in_child, os.getpid(), device.cpus),
-            )
-        one = _Started(told.rank, "the check" if told.checks else device.short, process)
-        self._started.append(one)
-        for source, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
-            if source is not None:
-                relay = threading.Thread(target=_relay, args=(source, None if told.checks else sink, one), daemon=True)
-                relay.start()
-                self._relays.append(relay)
 
     # --- serving -------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         """Answer what the processes say, and look whether one has failed."""
-        for line, message in self._server.poll(_POLL_S):
-            if message is not None:
-                self._answer(line, message)
-            for each in self._started:
-                each.leaves |= message is None and each.line is line
+        self._receive()
         self._find_failed()
+        if self._asking and not self._failed:
+            self._regroup()
         if self._broken[0] and not self._failed:
             self._find_who_left()
         if self._failed:
             self._end_all()
 
+    def _receive(self) -> None:
+        """Receive what processes and hosts send, and what has become of them."""
+        for line, message in self._server.poll(_POLL_S):
+            if message is not None:
+                self._answer(line, message)
+                continue
+            for each in self._started:
+                each.leaves |= each.line is line
+            for host in self._elsewhere.hosts:
+                if host.line is line and not host.is_over:
+                    self._lost(host, host.why_gone())
+        for change in self._here.poll():
+            self._changed(change)
+        for host in self._elsewhere.hosts:
+            if host.line is not None and not host.is_over and host.is_stopped:
+                self._lost(host, f"host {host.title} answers, but what hetero had started there does nothing")
+
+    def _lost(self, host: OtherHost, why: str) -> None:
+        """Record that a host is lost; what has started its processes ends them when the line is cut."""
+        gone = [each for each in self._started if each.host is host and each.code is None and not each.dismissed]
+        if not all(self._may_lose(each) for each in gone):
+            self._fail(ExitCode.FAILED, why, "")
+        elif gone:
+            _tell(f"hetero: {single_line(why)}")
+        self._over(host)
+
+    def _over(self, host: OtherHost) -> None:
+        """Record that nothing is to be heard of a host any more."""
+        host.is_over = True
+        for each in self._started:
+            if each.host is host and each.code is None:
+                each.code = -getattr(signal, "SIGKILL", 9)
+
+    def _changed(self, change: ProcessEnded | ProcessStopped) -> None:
+        each = self._started[change.rank]
+        if isinstance(change, ProcessEnded):
+            each.code, each.last_line, each.ended_s = change.code, change.last_line, clock.monotonic_s()
+        elif each.host is None and self._may_lose(each):
+            self._here.kill(each.rank)
+        elif not each.dismissed:
+            self._fail(ExitCode.FAILED, f"{each.name} is stopped, and was ended with the others", "")
+
     def _answer(self, line: Line, message: Message) -> None:
         word, *rest = message
-        if word == "arrived" and self._started[rest[0]].line is not None:
+        if word in ("host", "beat", "wrote", "changed", "folder", "over"):
+            self._answer_host(line, message)
+        elif word == "arrived" and self._started[rest[0]].line is not None:
             self._fail(
                 ExitCode.USAGE,
                 f"{self._started[rest[0]].name}: the script starts several processes that call hetero.train.init()",
@@ -285,8 +357,14 @@ class _Launcher:
             )
         elif word == "arrived":
             self._started[rest[0]].line = line
+            line.end_when_cut(SILENT_S)
         elif word == "exchange":
             self._exchange(line, *rest)
+        elif word == "recovers":
+            self._started[rest[0]].recovers = True
+        elif word == "regroup":
+            rank, position, words = rest
+            self._asking[rank] = line, position, words, clock.monotonic_s()
         elif word == "done":
             self._started[rest[0]].dismissed = True
         elif word == "note":
@@ -301,8 +379,40 @@ class _Launcher:
                 self._broken if self._broken[0] else (f"{self._started[rest[0]].name}: {rest[1]}", clock.monotonic_s())
             )
 
+    def _answer_host(self, line: Line, message: Message) -> None:
+        """Handle what the program of another host sends."""
+        word, name, *rest = message
+        host = next(each for each in self._elsewhere.hosts if each.name == name)
+        host.heard()
+        if word == "host":
+            host.answered(line)
+        elif word == "wrote":
+            self._write(*rest)
+        elif word == "changed":
+            self._changed(*rest)
+        elif word == "folder" and self._started[0].host is host:
+            words = f"the main process runs on host {host.title}, and what it writes stays there in {rest[0]}"
+            _tell(f"hetero: {single_line(words)}")
+        elif word == "over":
+            self._over(host)
+
+    def _write(self, rank: int, which: int, text: str) -> None:
+        """Show what a process writes, with its name where several do; of the one that checks nothing is shown."""
+        if rank == len(self._devices):
+            return
+        sink = sys.stdout if which == 1 else sys.stderr
+        if rank != self._main or self._options.prints == "all":
+            text = f"[{self._started[rank].name}] {text}" + ("" if text.endswith("\n") else "\n")
+        with suppress(OSError, ValueError):
+            sink.write(text)
+            sink.flush()
+
     def _exchange(self, line: Line, word: str, rank: int, world: int, value: bytes) -> None:
         """Keep what a member says under a word; all are answered when all have said theirs."""
+        if self._is_over(word):
+            with suppress(LineClosedError):
+                line.send("lost", word)
+            return
         said = self._said.setdefault(word, {})
         said[rank] = line, value
         if len(said) < world:
@@ -312,43 +422,90 @@ class _Launcher:
             with suppress(Exception):
                 each.send("exchanged", word, [said[one][1] for one in range(world)])
 
+    # --- losing a process ----------------------------------------------------------------------------------
+
+    def _members(self) -> list[_Started]:
+        """Return those that train and are not lost, by rank."""
+        every = self._started[: len(self._devices)]
+        return [each for each in every if not each.dismissed and not each.is_lost]
+
+    def _may_lose(self, one: _Started) -> bool:
+        """Return whether the others can go on without a process."""
+        others = [each for each in self._members() if each is not one]
+        return one in self._members() and bool(others) and all(each.recovers for each in others)
+
+    def _lose(self, one: _Started) -> None:
+        """Have the others go on without a process; those that wait for it are told."""
+        one.is_lost = self._has_lost = True
+        members = self._members()
+        left = ", ".join(each.name for each in members)
+        _tell(f"hetero: {one.name} {_ended(one.code or 0)}; {left} {'goes' if len(members) == 1 else 'go'} on")
+        if members[0].rank != self._main:
+            self._main = members[0].rank
+            if members[0].host is None:
+                self._here.show(self._main)
+            else:
+                members[0].host.send("show", self._main)
+        for word in [each for each in self._said if self._is_over(each)]:
+            for line, _ in self._said.pop(word).values():
+                with suppress(LineClosedError):
+                    line.send("lost", word)
+
+    def _is_over(self, word: str) -> bool:
+        """Return whether processes meet under a word of which one is lost."""
+        found = _MEMBERS.match(word)
+        return found is not None and any(self._started[int(rank)].is_lost for rank in _NUMBER.findall(found[1]))
+
+    def _regroup(self) -> None:
+        """Notify those that are left of who is, when all of them ask; they ask because somebody is lost."""
+        ranks = [each.rank for each in self._members()]
+        if self._has_lost and all(rank in self._asking for rank in ranks):
+            asking, self._asking, self._has_lost = self._asking, {}, False
+            for rank in ranks:
+                with suppress(LineClosedError):
+                    asking[rank][0].send("regrouped", ranks, [asking[each][1] for each in ranks])
+            return
+        words, since_s = next((words, since_s) for _, _, words, since_s in self._asking.values())
+        if not self._has_lost and clock.monotonic_s() - since_s > self._patience_s(self._members()):
+            self._fail(ExitCode.FAILED, words, "")
+
     def _find_who_left(self) -> None:
         """Find the process for which another one waits in vain; to end may take that one a while."""
         words, since_s = self._broken
-        members = [each for each in self._started if each.rank < len(self._devices) and not each.dismissed]
-        ended = next((each for each in members if each.process.poll() == 0), None)
+        members = self._members()
+        ended = next((each for each in members if each.code == 0), None)
         if ended is not None:
             self._fail(ExitCode.FAILED, f"{ended.name} reached the end of the script, and others have steps left", "")
-        elif clock.monotonic_s() - since_s > (_LEAVE_S if any(each.leaves for each in members) else _SILENT_S):
+        elif clock.monotonic_s() - since_s > self._patience_s(members):
             self._fail(ExitCode.FAILED, words, "")
+
+    def _patience_s(self, members: Sequence[_Started]) -> float:
+        """Return how long to wait for a better reason than that a member is missed, s."""
+        if any(each.leaves for each in members):
+            return _LEAVE_S
+        silent_s = max((host.silent_s for host in self._elsewhere.hosts if not host.is_over), default=0.0)
+        return _SILENT_S if silent_s < _SILENT_S else SILENT_S + _SILENT_S
 
     def _find_failed(self) -> None:
         for each in self._started:
-            code = each.process.poll()
-            if not self._failed and code is not None and code and not each.dismissed:
-                if each.rank == len(self._devices):
-                    if self._may_say_it_themselves(each):
-                        continue
-                    words = f"the process that checks the first steps {_ended(code)}: {each.last_line}"
-                    self._fail(
-                        ExitCode.FAILED, words, "leave the check out with --check-steps 0, or run the script alone"
-                    )
-                else:
-                    self._fail(code if code > 0 else 128 - code, f"{each.name} {_ended(code)}", "")
-            elif code is None and not each.dismissed and self._is_frozen(each) and not self._failed:
-                self._fail(ExitCode.FAILED, f"{each.name} is stopped, and was ended with the others", "")
+            if self._failed or not each.code or each.dismissed or each.is_lost:
+                continue
+            if each.code < 0 and self._may_lose(each):
+                self._lose(each)
+                continue
+            if each.rank == len(self._devices):
+                if self._may_say_it_themselves(each):
+                    continue
+                words = f"the process that checks the first steps {_ended(each.code)}: {each.last_line}"
+                self._fail(ExitCode.FAILED, words, "leave the check out with --check-steps 0, or run the script alone")
+            else:
+                code, (what, remedy) = each.code if each.code > 0 else 128 - each.code, _missing(each)
+                self._fail(code, f"{each.name} {_ended(each.code)}{what}", remedy)
 
     def _may_say_it_themselves(self, check: _Started) -> bool:
         """Return whether the others may meet the error that has just ended the process that checks."""
-        runs = any(each.process.poll() is None for each in self._started)
-        return runs and clock.monotonic_s() - check.moved_s < _SILENT_S
-
-    def _is_frozen(self, each: _Started) -> bool:
-        """Return whether a process is stopped, and for long."""
-        now_s = clock.monotonic_s()
-        if platform.process_state(each.process.pid) not in ("T", "t"):
-            each.moved_s = now_s
-        return now_s - each.moved_s > _FROZEN_S
+        runs = any(each.code is None for each in self._started)
+        return runs and clock.monotonic_s() - check.ended_s < _SILENT_S
 
     def _fail(self, code: int, words: str, remedy: str) -> None:
         if not self._failed:
@@ -358,20 +515,17 @@ class _Launcher:
     # --- ending --------------------------------------------------------------------------------------------
 
     def _end_all(self) -> None:
-        """End what still runs, at first by asking."""
-        running = [each for each in self._started if each.process.poll() is None]
-        for end, wait_s in ((subprocess.Popen.terminate, _TERM_S), (subprocess.Popen.kill, _KILL_S)):
-            for each in running:
-                with suppress(ProcessLookupError):
-                    if sys.platform != "win32":
-                        each.process.send_signal(signal.SIGCONT)
-                    end(each.process)
-            until_s = clock.monotonic_s() + wait_s
-            while running and clock.monotonic_s() < until_s:
-                running = [each for each in running if each.process.poll() is None]
-                clock.sleep(0.02)
-        for relay in self._relays:
-            relay.join(1.0)
+        """End what still runs on all hosts, and wait until they say that it has."""
+        for host in self._elsewhere.hosts:
+            host.send("end")
+        self._here.end_all()
+        until_s = clock.monotonic_s() + END_S + _LAST_WORDS_S
+        while any(host.line is not None and not host.is_over for host in self._elsewhere.hosts):
+            self._receive()
+            if clock.monotonic_s() > until_s:
+                break
+        for change in self._here.poll():
+            self._changed(change)
 
     def _verdict(self) -> int:
         silent = [each for each in self._started if each.line is None]
@@ -385,39 +539,14 @@ class _Launcher:
         return self._failed
 
 
-def _variables(told: LaunchedProcess, device: Device) -> dict[str, str | None]:
-    """Return what the environment of a process has that this one's has not: it sees no other device than its own."""
-    variables: dict[str, str | None] = {LAUNCHED: told.to_text()}
-    variables |= told.sees
-    if kinds()[device.kind].is_host:
-        variables |= dict.fromkeys(_THREADS, str(device.cores or 1))
-    return variables
-
-
-def _visible(device: Device) -> dict[str, str | None]:
-    """Return the variables that hide all devices but one."""
-    variables: dict[str, str | None] = {kind.visible: "" for kind in kinds().values() if kind.visible}
-    own = kinds()[device.kind].visible
-    if own:
-        before = settings.present([own])[own]
-        variables[own] = before.split(",")[device.index].strip() if before else str(device.index)
-    return variables
-
-
-def _in_child(parent: int, cpus: Sequence[int]) -> None:
-    platform.die_with_parent(parent)
-    if cpus:
-        platform.bind_to_cpus(cpus)
-
-
-def _relay(source: TextIO, sink: TextIO | None, one: _Started) -> None:
-    """Show what a process writes, with its name; of the one that checks the last line is kept."""
-    for line in source:
-        one.last_line = line.strip() or one.last_line
-        with suppress(OSError, ValueError):
-            if sink is not None:
-                sink.write(f"[{one.name}] {line}" if line.endswith("\n") else f"[{one.name}] {line}\n")
-                sink.flush()
+def _missing(each: _Started) -> tuple[str, str]:
+    """Return what a process on another host lacked, and what to do, '' twice where it is not known to be that."""
+    kind = each.last_line.partition(":")[0]
+    if each.host is None or kind not in _NOT_THERE:
+        return "", ""
+    return f": {each.last_line}", (
+        f"hosts share no folder: put it on {each.host.name}, too, or launch with --working-dir FOLDER"
+    )
 
 
 def _tell(line: str) -> None:

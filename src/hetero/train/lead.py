@@ -443,7 +443,7 @@ class Lead:
             if isinstance(error, TaskLostError) and self._starts_again(device):
                 continue
             if isinstance(error, OutOfDeviceMemoryError):
-                error = self.killed.ran_out(device, error.__cause__ or error)
+                error = self.killed.ran_out(device, error if error.__cause__ is None else error.__cause__)
             elif not isinstance(error, TaskLostError | TaskCancelledError | LineClosedError | NothingFitsError):
                 raise error
             text = f"{device} is given up: {self._nowhere.get(device, '')}{error}"

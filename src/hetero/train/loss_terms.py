@@ -15,7 +15,7 @@ from typing import Literal
 from torch import Tensor
 from torch.autograd.graph import Node
 
-__all__ = ["Meaning", "Term", "meanings_of", "terms_of"]
+__all__ = ["MOST_TERMS", "Meaning", "Term", "common_factor", "meanings_of", "terms_of"]
 
 Meaning = Literal["mean", "sum", "divided", "samples", "once"]
 """How the parts of a term add up to that of the whole batch.
@@ -31,10 +31,10 @@ _PASSED = frozenset(
     {
         "AddBackward0", "SubBackward0", "RsubBackward0", "NegBackward0", "CloneBackward0", "ToCopyBackward0",
         "ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0", "AliasBackward0", "UnsqueezeBackward0",
-        "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "ExpandBackward0",
+        "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "ExpandBackward0", "NanToNumBackward0",
     }
 )  # fmt: skip
-_MOST_TERMS = 16
+MOST_TERMS = 16
 _MOST_WAYS = 64
 _MOST_APART = 8
 
@@ -74,7 +74,7 @@ class Term:
         """What this term may mean, the likeliest first."""
         if self.weight == self.weight:
             return ("mean", "samples", "once")
-        if self.name.startswith("SumBackward") or self.name.endswith("(sum)"):
+        if self.name.startswith(("SumBackward", "NansumBackward")) or self.name.endswith("(sum)"):
             return ("sum", "divided", "once") if self.divisor == self.divisor else ("sum", "once", "samples")
         return ("samples", "sum", "once")
 
@@ -96,7 +96,7 @@ def terms_of(loss: Tensor) -> tuple[Term, ...]:
     [('MeanBackward0', 3.0), ('SumBackward0', nan)]
     """
     found = list(_walk(loss.grad_fn, math.nan))
-    return tuple(found) if len(found) <= _MOST_TERMS else (Term("many terms", loss.grad_fn),)
+    return tuple(found) if len(found) <= MOST_TERMS else (Term("many terms", loss.grad_fn),)
 
 
 def meanings_of(terms: Sequence[Term]) -> Iterator[tuple[Meaning, ...]]:
@@ -111,6 +111,30 @@ def meanings_of(terms: Sequence[Term]) -> Iterator[tuple[Meaning, ...]]:
             if way not in seen and len(seen) < _MOST_WAYS:
                 seen.add(way)
                 yield way
+
+
+def common_factor(factors: Sequence[float], way: Sequence[Meaning]) -> float | None:
+    """Return by what the whole loss of each process counts in that of all; None where that depends on its terms.
+
+    Parameters
+    ----------
+    factors, way
+        Of each term.
+
+    Notes
+    -----
+    With fᵢ for means, Σ fᵢ = 1 over the processes, so that Σ fᵢ (meanᵢ + penalty) = mean + penalty.
+
+    Examples
+    --------
+    >>> common_factor([0.75, 0.5], ["mean", "once"]), common_factor([1.0, 0.5], ["sum", "once"])
+    (0.75, None)
+    """
+    counted = [factor for factor, meaning in zip(factors, way, strict=True) if meaning != "once"]
+    if not counted:
+        return factors[0] if factors else None
+    alike = all(math.isclose(each, counted[0], rel_tol=1e-9) for each in counted)
+    return counted[0] if alike and not ("sum" in way and "once" in way) else None
 
 
 def _each_by_itself(terms: Sequence[Term]) -> list[tuple[Meaning, ...]]:
@@ -152,7 +176,7 @@ def _reduced(name: str, node: Node, divisor: float) -> Term:
     if name == "MeanBackward1":
         sizes, dims = node._saved_self_sym_sizes, node._saved_dim
         return Term(name, node, float(math.prod(sizes[_signed(dim, len(sizes))] for dim in dims or range(len(sizes)))))
-    if name.startswith("SumBackward"):
+    if name.startswith(("SumBackward", "NansumBackward")):
         return Term(name, node, divisor=divisor)
     reduction = getattr(node, "_saved_reduction", None)
     if reduction == 1:

@@ -23,6 +23,9 @@ __all__ = ["SummedLoss"]
 _APART = {torch.float64: 1e-10, torch.float32: 1e-5}
 _ROUGHLY_APART = 0.02
 
+LossSums = tuple[torch.Tensor, torch.Tensor | float, torch.Tensor]
+"""The sum of losses, its weight, and the losses one by one."""
+
 
 class SummedLoss:
     """A loss as a pair of sums.
@@ -62,11 +65,11 @@ class SummedLoss:
         self._by_sample = reduction == "batchmean"
         self.divides = reduction != "sum"
 
-    def as_given(self, output: object, target: object) -> Any:
+    def as_given(self, output: object, target: object) -> torch.Tensor:
         """Return what the loss itself gives, reduced as it reduces."""
         return self.source(output, target)
 
-    def sums(self, output: object, target: object) -> tuple[Any, Any, Any]:
+    def sums(self, output: object, target: object) -> LossSums:
         """Return the sum of the losses, its weight, and the losses one by one.
 
         Raises
@@ -80,7 +83,7 @@ class SummedLoss:
             self._refuse_left_out(output, target, float(total.detach()), losses)
         return total, self._weight(losses, target), losses
 
-    def _refuse_left_out(self, output: Any, target: Any, total: float, losses: Any) -> None:
+    def _refuse_left_out(self, output: object, target: object, total: float, losses: torch.Tensor) -> None:
         """Refuse a mean that leaves elements out: only the loss itself knows which, and some of these are zero."""
         with torch.no_grad():
             mean = float(self.as_given(output, target))
@@ -91,7 +94,7 @@ class SummedLoss:
                 remedy="let it return one loss a sample, or give torch's own with ignore_index or weight",
             )
 
-    def each(self, output: Any, target: Any) -> Any:
+    def each(self, output: object, target: object) -> torch.Tensor:
         """Return the losses one by one; raises BadValueError as `sums` does."""
         losses = self.unreduced(output, target)
         samples = _samples(target)
@@ -105,7 +108,7 @@ class SummedLoss:
             )
         return losses
 
-    def _weight(self, losses: Any, target: Any) -> Any:
+    def _weight(self, losses: torch.Tensor, target: torch.Tensor) -> torch.Tensor | float:
         if self._by_sample:
             return float(_samples(target))
         if not self._by_class or target.is_floating_point():
@@ -118,9 +121,9 @@ class SummedLoss:
         return weight.to(losses.device)[target.masked_fill(~counted, 0)].masked_select(counted).sum()
 
 
-def _samples(target: Any) -> int:
+def _samples(target: object) -> int:
     """Count the samples of targets: a tensor's rows, or those of the first tensor in a tuple or table."""
-    if torch.is_tensor(target):
+    if isinstance(target, torch.Tensor):
         return len(target) if target.dim() else 0
     parts = target.values() if isinstance(target, dict) else target if isinstance(target, tuple | list) else ()
     counts = (_samples(part) for part in parts if isinstance(part, torch.Tensor | tuple | list | dict))
@@ -141,7 +144,7 @@ def _class_options(loss: object) -> dict[str, Any]:
     return {"ignore_index": given.get("ignore_index", -100), "weight": given.get("weight")}
 
 
-def _unreduced(loss: Any) -> tuple[str, Callable[..., Any]]:
+def _unreduced(loss: Any) -> tuple[str, Callable[..., torch.Tensor]]:
     """Return how a loss is reduced, and the loss without it."""
     if isinstance(loss, torch.nn.Module) and hasattr(loss, "reduction"):
         each = copy.deepcopy(loss)
@@ -154,7 +157,7 @@ def _unreduced(loss: Any) -> tuple[str, Callable[..., Any]]:
     return "mean", loss
 
 
-def _defaults(function: Any) -> dict[str, Any]:
+def _defaults(function: Any) -> dict[str, object]:
     """Return the parameters of a function with their defaults; those of a partial are what it was given."""
     try:
         return {name: one.default for name, one in inspect.signature(function).parameters.items()}

@@ -35,7 +35,7 @@ from hetero.train.share_planner import SharePlanner
 from hetero.train.values import EpochReport, Totals, TrainingError
 
 if TYPE_CHECKING:
-    from hetero.train.replica import ModelReplica
+    from hetero.train.replica import ModelReplica, Parts
 
 __all__ = ["PROFILED", "StepProfile", "train_member"]
 
@@ -336,7 +336,7 @@ class _Member(Membership):
 
     # --- reports -------------------------------------------------------------------------------------------
 
-    def _add_up(self, total: Any, seconds: float) -> None:
+    def _add_up(self, total: Parts, seconds: float) -> None:
         sums = self.totals
         sums.samples += total.samples
         sums.weight += total.weight
@@ -349,7 +349,7 @@ class _Member(Membership):
             sums.speeds[name] = sums.speeds.get(name, 0.0) + speed
 
     def _send_step(
-        self, total: object, step_s: float, counts: Sequence[int], busy_s: Sequence[float], waits_s: Sequence[float]
+        self, total: Parts, step_s: float, counts: Sequence[int], busy_s: Sequence[float], waits_s: Sequence[float]
     ) -> None:
         if self.rank == 0 and clock.monotonic_s() - self.told_s > _TELL_S:
             self.told_s = clock.monotonic_s()
@@ -357,7 +357,7 @@ class _Member(Membership):
             report = TrainingStep(0.0, self.replica.step, self._mean(total), step_s, min(waits_s), *mine)
             self.send(msg.StepDone(report))
 
-    def _mean(self, total: Any) -> float:
+    def _mean(self, total: Parts | Totals) -> float:
         divisor = total.weight if self.replica.loss.divides else total.samples
         return total.loss / divisor if divisor else 0.0
 
@@ -375,7 +375,7 @@ class _Member(Membership):
         self.totals = Totals()
         self.keep()
 
-    def _test(self) -> object:
+    def _test(self) -> Parts:
         import torch
 
         from hetero.train.replica import Parts
@@ -400,7 +400,7 @@ class _Member(Membership):
         slowest_s = max(model.seconds(share / unit) for model, share in zip(models, shares, strict=True))
         return max(_LEAST_TEST_DEADLINE_S, _DEADLINE_STEPS * slowest_s)
 
-    def _report(self, tested: Any) -> EpochReport:
+    def _report(self, tested: Parts | None) -> EpochReport:
         sums = self.totals
         speeds = {name: speed / sums.steps for name, speed in sums.speeds.items()}
         return EpochReport(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hetero.backends.registry import torch_place
@@ -23,6 +24,8 @@ from hetero.model.device import Device
 from hetero.stores.files import FileStore
 
 if TYPE_CHECKING:
+    import torch
+
     from hetero.train.data import Samples
     from hetero.train.footprint import StepFootprint
     from hetero.train.values import TrainOptions
@@ -114,7 +117,7 @@ def estimate(model: object, loss: object, optimizer: object, samples: Samples, o
     return Need({**one.as_dict(), "compression": owed}, held, fixed, per_sample, one.total_bytes - held + owed)
 
 
-def is_short(device: Device, model: Any) -> bool:
+def is_short(device: Device, model: torch.nn.Module) -> bool:
     """Return whether the memory of a device is worth a closer look: limited, its own, or not many times the model."""
     if device.memory_limit_bytes is not None or not device.is_host:
         return True
@@ -183,8 +186,8 @@ def room_bytes(device: Device) -> float:
         return own_memory.data_room_bytes()
     import torch
 
-    module: Any = getattr(torch, torch.device(torch_place(device)).type, None)
-    if not hasattr(module, "mem_get_info"):
+    module: ModuleType | None = getattr(torch, torch.device(torch_place(device)).type, None)
+    if module is None or not hasattr(module, "mem_get_info"):
         return float(device.memory_limit_bytes or inf)
     free, _ = module.mem_get_info(device.index)
     used = module.memory_allocated(device.index)
@@ -272,7 +275,7 @@ class PassLimit:
         self._keep(self._largest)
 
 
-def job_key(model: Any, loss: object, optimizer: object, samples: Samples, options: TrainOptions) -> str:
+def job_key(model: torch.nn.Module, loss: object, optimizer: object, samples: Samples, options: TrainOptions) -> str:
     """Return a word for a model and how it is trained, the same in every run."""
     one = samples.batch([0], options.seed, 0)
     shapes = [(name, list(tensor.shape), str(tensor.dtype)) for name, tensor in model.state_dict().items()]

@@ -7,8 +7,8 @@ It must not run a backward pass or weight one.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,14 +17,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hetero.comm.group import Group
+from hetero.comm.group import Group, shared_row
+from hetero.comm.shared_memory import SharedRow
+from hetero.floor.contexts import transparent
 
-__all__ = ["FirstSteps", "GradientRow", "Held", "ParameterRows", "hooks_held", "run_hooks"]
+__all__ = ["FirstSteps", "GradientRow", "Held", "ParameterRows", "add_up", "hooks_held", "run_hooks"]
 
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}
 _ROUGH_TOLERANCE = 0.05
 _LEAST = 1e-30
 _ROOM = 96
+_PART_BYTES = 4 << 20
 
 
 class GradientRow(NamedTuple):
@@ -71,6 +74,7 @@ class ParameterRows:
     names: list[str]
     parameters: list[Tensor]
     _rows: dict[torch.dtype, GradientRow] = field(default_factory=dict)
+    _parts: tuple[list[int], list[_GradientPart]] | None = None
 
     @property
     def has_gradients(self) -> bool:
@@ -97,6 +101,13 @@ class ParameterRows:
                 begin += like.numel()
             self._rows[dtype] = GradientRow(indices, flat, views, buffer)
         return self._rows[dtype]
+
+    def parts(self) -> list[_GradientPart]:
+        """Return what travels together through shared memory; made anew where other parameters are trained."""
+        indices = [index for index, each in enumerate(self.parameters) if each.requires_grad]
+        if self._parts is None or self._parts[0] != indices:
+            self._parts = indices, [_GradientPart(chosen, self.parameters) for chosen in _cut(indices, self.parameters)]
+        return self._parts[1]
 
     def take(self, dtype: torch.dtype) -> GradientRow:
         """Copy the gradients of a dtype into their row; zeros where there is none."""
@@ -127,6 +138,205 @@ class ParameterRows:
             torch._foreach_copy_(gradients, [row.views[number] for number in copied])
 
 
+def add_up(
+    touched: Sequence[ParameterRows],
+    group: Group,
+    header: NDArray[np.float64],
+    hear: Callable[[NDArray[np.float64]], float],
+    *,
+    whole_rows: bool,
+) -> None:
+    """Replace gradients by their sums over a group; those that no process has stay None.
+
+    Parameters
+    ----------
+    touched
+        Those to which a backward pass has come; the same in all processes.
+    header
+        Numbers that travel with the gradients.
+    hear
+        Called with the sums of the header, before a gradient is changed; returns what all sums are multiplied by.
+    whole_rows
+        Whether the sums shall lie in the rows afterwards, as `FirstSteps` needs them.
+
+    Notes
+    -----
+    Between processes of one host the gradients are written once, into memory that they share, in parts of 4 MiB: one
+    is read while the next is there already. What has no room in it travels in rows as long as the gradients.
+    """
+    used = [float(one.grad is not None) for each in touched for one in each.parameters]
+    numbers = np.array([*header, *used])
+    if not whole_rows and touched and _add_up_in_parts(touched, group, numbers, len(header), hear):
+        return
+    rows = [each.take(dtype) for each in touched for dtype in each.dtypes]
+    if rows:
+        numbers = rows[0].added_up(group, numbers)
+        for row in rows[1:]:
+            group.all_reduce(row.numbers)
+    else:
+        group.all_reduce(numbers)
+    factor, flags = hear(numbers[: len(header)]), iter((numbers[len(header) :] > 0.0).tolist())
+    taken = iter(rows)
+    for each in touched:
+        flagged = [next(flags) for _ in each.parameters]
+        for _ in each.dtypes:
+            each.give(next(taken), flagged, factor)
+
+
+def _add_up_in_parts(
+    touched: Sequence[ParameterRows],
+    group: Group,
+    header: NDArray[np.float64],
+    told: int,
+    hear: Callable[[NDArray[np.float64]], float],
+) -> bool:
+    """Do as `add_up` in memory that all share; False where the first part has no room there."""
+    factor, flags = 1.0, list[bool]()
+    under_way: deque[tuple[_GradientPart, int, SharedRow]] = deque()
+
+    def finish() -> None:
+        part, begin, row = under_way.popleft()
+        part.give(row, group.rank, flags[begin:], factor)
+        row.release()
+
+    offset, is_first = 0, True
+    for each in touched:
+        for part in each.parts():
+            row = part.send(group, header if is_first else header[:0])
+            if is_first:
+                if row is None:
+                    return False
+                numbers = part.header(row)
+                factor, flags = hear(numbers[:told]), (numbers[told:] > 0.0).tolist()
+                is_first = False
+            if row is None:
+                while under_way:
+                    finish()
+                part.add_up(group, flags[offset:], factor)
+                continue
+            under_way.append((part, offset, row))
+            if len(under_way) > 1:
+                finish()
+        offset += len(each.parameters)
+    while under_way:
+        finish()
+    return True
+
+
+def _cut(indices: Sequence[int], parameters: Sequence[Tensor]) -> Iterator[list[int]]:
+    """Cut parameters into parts of one dtype each, of 4 MiB or one parameter."""
+    for dtype in dict.fromkeys(parameters[index].dtype for index in indices):
+        chosen: list[int] = []
+        for index in (each for each in indices if parameters[each].dtype == dtype):
+            if chosen and sum(parameters[each].nbytes for each in (*chosen, index)) > _PART_BYTES:
+                yield chosen
+                chosen = []
+            chosen.append(index)
+        yield chosen
+
+
+class _GradientPart:
+    """Gradients of one dtype that travel together through shared memory.
+
+    Parameters
+    ----------
+    indices
+        Of the parameters, among those of their model.
+    parameters
+        All of the model's.
+    """
+
+    def __init__(self, indices: Sequence[int], parameters: Sequence[Tensor]) -> None:
+        self.indices = indices
+        self.parameters = [parameters[index] for index in indices]
+        self._kind = torch.float64 if self.parameters[0].dtype == torch.float64 else torch.float32
+        self._size = sum(each.numel() for each in self.parameters)
+        self._like = torch.empty(self._size, dtype=self._kind)
+
+    def send(self, group: Group, header: NDArray[np.float64]) -> SharedRow | None:
+        """Show the others the gradients of this process, and a header behind them; None where there is no room."""
+        if len(self._like) != self._size + len(header):
+            self._like = torch.empty(self._size + len(header), dtype=self._kind)
+        row = shared_row(group, self._like)
+        if row is not None:
+            flat = self._numbers(row.mine)
+            self._fill(flat)
+            flat[self._size :] = torch.from_numpy(header)
+            row.send()
+        return row
+
+    def _fill(self, flat: Tensor) -> None:
+        """Copy the gradients; zeros where there is none."""
+        there = [(view, one.grad) for view, one in zip(self._views(flat), self.parameters, strict=True)]
+        gradients = [_dense(gradient) for _, gradient in there if gradient is not None]
+        if len(gradients) < len(there):
+            flat[: self._size].zero_()
+        if gradients:
+            torch._foreach_copy_([view for view, gradient in there if gradient is not None], gradients)
+
+    def _numbers(self, data: memoryview) -> Tensor:
+        return torch.frombuffer(data, dtype=self._kind)
+
+    def _views(self, flat: Tensor) -> Sequence[Tensor]:
+        found: Sequence[Tensor] = torch._utils._unflatten_dense_tensors(flat, self.parameters)
+        return found
+
+    def header(self, row: SharedRow) -> NDArray[np.float64]:
+        """Return the sum of the headers of all processes."""
+        return np.asarray(self._total(row, self._size).double().numpy())
+
+    def _total(self, row: SharedRow, begin: int = 0) -> Tensor:
+        """Return the sum of the rows of all processes from a number on; two processes add up for themselves."""
+        rows = row.meet()
+        if len(rows) > 2:
+            return self._numbers(row.total())[begin:]
+        return self._numbers(rows[0])[begin:] + self._numbers(rows[1])[begin:]
+
+    def give(self, row: SharedRow, rank: int, used: Sequence[bool], factor: float) -> None:
+        """Replace the gradients by the sums over all processes; a parameter that no process used has none."""
+        rows = row.meet()
+        pairs = [(one.grad, bool(used[index])) for one, index in zip(self.parameters, self.indices, strict=True)]
+        plain = all(self._is_plain(gradient) if is_used else gradient is None for gradient, is_used in pairs)
+        if len(rows) > 2 or not plain:
+            self._set(self._total(row), used, factor)
+        else:  # what the other process has is added to the own: the same bits in both
+            views = self._views(self._numbers(rows[1 - rank]))
+            mine = [gradient for gradient, is_used in pairs if is_used]
+            if mine:
+                others = [view for view, (_, is_used) in zip(views, pairs, strict=True) if is_used]
+                torch._foreach_add_(mine, others)
+                if factor != 1.0:
+                    torch._foreach_mul_(mine, factor)
+
+    def _is_plain(self, gradient: Tensor | None) -> bool:
+        """Return whether a gradient can be added to in place as the numbers travel."""
+        if gradient is None or gradient.is_sparse:
+            return False
+        return bool(gradient.device.type == "cpu" and gradient.dtype == self._kind)
+
+    def add_up(self, group: Group, used: Sequence[bool], factor: float) -> None:
+        """Do as `give`, without shared memory."""
+        self._fill(self._like)
+        group.all_reduce(self._like)
+        self._set(self._like, used, factor)
+
+    def _set(self, total: Tensor, used: Sequence[bool], factor: float) -> None:
+        """Copy sums, multiplied by a factor, into the gradients."""
+        copied = []
+        for view, one, index in zip(self._views(total), self.parameters, self.indices, strict=True):
+            if not used[index]:
+                one.grad = None
+            elif one.grad is None or one.grad.is_sparse:
+                one.grad = (view * factor).to(one.device, one.dtype)
+            else:
+                copied.append((one.grad, view))
+        if copied:
+            scaled = [view for _, view in copied]
+            torch._foreach_copy_(
+                [gradient for gradient, _ in copied], scaled if factor == 1.0 else torch._foreach_mul(scaled, factor)
+            )
+
+
 def _dense(gradient: Tensor) -> Tensor:
     found = gradient.detach()
     return found.to_dense() if found.is_sparse else found
@@ -139,44 +349,56 @@ class FirstSteps:
     ----------
     group
         Of all members and, as the last one, the process that computes whole batches.
+    told
+        How many counts the process that checks tells.
     rough
         Whether the numbers are those of different kinds of device, or of half precision; may be set later.
 
     Attributes
     ----------
-    is_over
-        Whether nothing is compared any more.
     drawn
         What tells the state of the random numbers where the whole batch was computed, in the pass compared last.
+    counts
+        By what the terms of its loss are divided, in that pass.
     """
 
-    def __init__(self, group: Group, *, rough: bool) -> None:
+    def __init__(self, group: Group, told: int, *, rough: bool) -> None:
         self._group = group
         self.rough = rough
+        self._told = told
         self._whole: list[tuple[ParameterRows, torch.dtype, Tensor]] | None = None
         self._sizes: dict[ParameterRows, float] = {}
-        self.is_over = group.world_size == 1
         self.drawn = 0.0
+        self.counts: list[float] = []
 
-    def show(self, touched: Sequence[ParameterRows], drawn: float) -> None:
-        """Show the members the gradients of the whole batch, and what tells the state of the random numbers."""
-        self._group.broadcast(torch.tensor([drawn], dtype=torch.float64), self._group.world_size - 1)
+    def show(self, touched: Sequence[ParameterRows], drawn: float, counts: Sequence[float]) -> None:
+        """Show the members the gradients of the whole batch, and what tells the state of the random numbers.
+
+        Parameters
+        ----------
+        counts
+            By what the terms of the loss are divided.
+        """
+        self._group.broadcast(torch.tensor([drawn, *counts], dtype=torch.float64), self._group.world_size - 1)
         for each in touched:
             for dtype in each.dtypes:
                 self._group.broadcast(each.take(dtype).numbers, self._group.world_size - 1)
 
-    def compare(self, touched: Sequence[ParameterRows], *, last: bool) -> str:
+    def compare(self, touched: Sequence[ParameterRows], computed_in: torch.dtype, *, last: bool) -> str:
         """Return where the members' sums differ from the whole batch's gradients, '' where they do not.
 
         Parameters
         ----------
+        computed_in
+            The dtype of the loss, which may be coarser than the parameters'.
         last
             Whether no other weights will be tried for this pass.
         """
         if self._whole is None:
-            state = torch.zeros(1, dtype=torch.float64)
+            state = torch.zeros(1 + self._told, dtype=torch.float64)
             self._group.broadcast(state, self._group.world_size - 1)
-            self.drawn, self._whole = float(state), []
+            self.drawn, *self.counts = state.tolist()
+            self._whole = []
             for each in touched:
                 for dtype in each.dtypes:
                     whole = torch.empty_like(each.row(dtype).numbers)
@@ -185,7 +407,7 @@ class FirstSteps:
         worst, where = 0.0, ""
         for each, dtype, whole in self._whole:
             apart = self._apart(each, dtype, whole)
-            if not apart <= self._limit(dtype) and not apart <= worst:
+            if not apart <= max(self._limit(dtype), self._limit(computed_in)) and not apart <= worst:
                 worst, where = apart, f"{each.label}, {_furthest(each, each.row(dtype), whole)}"
         if not where or last:
             self._whole = None
@@ -225,7 +447,7 @@ Held = list[tuple[Tensor, _Hooks, _Hooks]]
 """Parameters with the hooks that ran before and after their gradients were kept."""
 
 
-@contextmanager
+@transparent
 def hooks_held(managed: Sequence[ParameterRows]) -> Iterator[Held]:
     """Take the hooks of parameters off while parts of a batch are computed; `run_hooks` has them see the whole."""
     held: Held = []
@@ -257,4 +479,5 @@ def run_hooks(held: Held) -> None:
             if found is not None:
                 parameter.grad = found.detach()
         for hook in after.values():
-            hook(parameter)
+            if hook(parameter) is not None:
+                raise RuntimeError("hooks that run after a gradient was accumulated should return None")

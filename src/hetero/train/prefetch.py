@@ -36,7 +36,7 @@ _STARTS_S = 5.0
 _END_S = 2.0
 
 _Piece = tuple[int, ...]
-_Batches = dict[_Piece, Any]
+_Batches = dict[_Piece, object]
 
 
 class PrefetchingSamples:
@@ -73,7 +73,7 @@ class PrefetchingSamples:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def batch(self, ids: Sequence[int], seed: int, step: int) -> Any:
+    def batch(self, ids: Sequence[int], seed: int, step: int) -> object:
         """Return some samples of a step, as `Samples.batch` does."""
         begun_s = clock.monotonic_s()
         if step in self._under_way:
@@ -212,7 +212,7 @@ class _ReaderProcess:
         return answer
 
 
-def _as_tensors(value: Any) -> Any:
+def _as_tensors(value: Any) -> object:
     """Turn what `reader.as_plain` made back."""
     kind, content = value
     if kind == "tensor":

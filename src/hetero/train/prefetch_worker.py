@@ -9,8 +9,12 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    from hetero.train.data import Samples
 
 __all__ = ["as_plain", "main"]
 
@@ -37,7 +41,9 @@ def main() -> None:
             _reply(out, *_read(samples, pieces, seed, step))
 
 
-def _read(samples: Any, pieces: Any, seed: int, step: int) -> tuple[Any, Exception | None]:
+def _read(
+    samples: Samples, pieces: Sequence[Sequence[int]], seed: int, step: int
+) -> tuple[list[object] | None, Exception | None]:
     try:
         return [as_plain(samples.batch(piece, seed, step)) for piece in pieces], None
     except Exception as error:  # noqa: BLE001  it is raised again where the batch is needed

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hetero.backends.registry import torch_place
 from hetero.comm.group import Group
@@ -18,6 +18,7 @@ from hetero.train.job import TrainingJob
 from hetero.train.memory import PassLimit, room_bytes
 
 if TYPE_CHECKING:
+    from hetero.drive.throttle import Throttle
     from hetero.train.data import Samples
     from hetero.train.replica import ModelReplica
 
@@ -44,7 +45,7 @@ def probe(
     job: TrainingJob,
     device: Device,
     samples: Samples,
-    throttle: Any,
+    throttle: Throttle,
     passes: PassLimit,
     glimpse: Callable[[StepModel], None] = lambda model: None,
 ) -> ProbeResult:

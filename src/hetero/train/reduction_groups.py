@@ -5,13 +5,14 @@ In: a team, a rendezvous. Out: a `Group` whose sums are made so. It must not kno
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,12 +22,15 @@ from hetero.backends.base import Kernel
 from hetero.backends.registry import backend_of, kinds
 from hetero.comm.errors import GroupBrokenError
 from hetero.comm.group import Group, Rendezvous, Work
-from hetero.comm.rendezvous import LOOPBACK
+from hetero.comm.rendezvous import LOOPBACK, Meeting
 from hetero.floor import clock
-from hetero.floor.errors import BadValueError, did_you_mean
+from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 from hetero.model.device import Device
 
-__all__ = ["ByKind", "DeviceSum", "SummedOn", "join", "kinds_of", "summer"]
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["ByHost", "ByKind", "DeviceSum", "SummedOn", "join", "kinds_of", "summer"]
 
 _FORM_S = 30.0
 _NEVER_S = 3600.0
@@ -171,7 +175,7 @@ class ByKind(_Relayed):
         address: str = LOOPBACK,
     ) -> None:
         super().__init__(rank, len(team), rendezvous, store, deadline_s, address)
-        self._inside: Any = None
+        self._inside: dist.ProcessGroup | None = None
         self._between: Group | None = None
         assert rendezvous is not None
         host, port, prefix = rendezvous
@@ -220,6 +224,77 @@ class ByKind(_Relayed):
                 part.close()
 
 
+class ByHost(Group):
+    """A group that sums on each host in memory that its members share, and between the first members of the hosts.
+
+    Parameters
+    ----------
+    places : address of each member's host, on which the others reach it
+    meet : makes where members meet, from (name, rank, members)
+    deadline_s : longest wait for the others, s
+
+    Notes
+    -----
+    A sum goes three ways: over the members of a host in the order of ranks, over the hosts in the order of their first
+    members, and from these to their hosts. All members end with the same bits.
+    """
+
+    def __init__(
+        self, rank: int, places: Sequence[str], meet: Callable[[str, int, int], Meeting], deadline_s: float
+    ) -> None:
+        super().__init__(rank, len(places), None, deadline_s=deadline_s)
+        parts = [[each for each, place in enumerate(places) if place == one] for one in dict.fromkeys(places)]
+        mine, leaders = next(part for part in parts if rank in part), [part[0] for part in parts]
+        at, count = mine.index(rank), len(mine)
+        self._inside = Group(at, count, meet(f", host of {mine[0]}", at, count), None, deadline_s)
+        self._between = Group(0, 1)
+        self._leads = rank in leaders
+        if self._leads:
+            at, count, place = leaders.index(rank), len(leaders), places[rank]
+            meeting = meet(", between hosts", at, count)
+            self._between = Group(at, count, meeting, None, deadline_s, address=place, beyond_loopback=True)
+
+    def all_reduce(self, tensor: object, op: str = "sum", algorithm: str = "auto") -> None:
+        """Replace a row by the reduction over the members; raises GroupBrokenError as a `Group` does."""
+        try:
+            self._inside.all_reduce(tensor, op)
+            self._between.all_reduce(tensor, op, algorithm)
+            self._hand_out(tensor, has=self._leads)
+        except HeteroError:
+            self.abort()
+            raise
+
+    def _hand_out(self, tensor: object, *, has: bool) -> None:
+        """Replace the row of each member of this host by that of the one that has it: all others add zeros."""
+        if not has:
+            _clear(tensor)
+        self._inside.all_reduce(tensor)
+
+    def broadcast(self, tensor: object, src: int, algorithm: str = "auto") -> None:
+        """Replace a row by that of the member `src`; raises GroupBrokenError as `all_reduce` does."""
+        if self.rank != src:
+            _clear(tensor)
+        self.all_reduce(tensor, "sum", algorithm)
+
+    def abort(self) -> None:
+        """Shut down all connections of this member, so that everybody that waits is freed."""
+        for part in (self._inside, self._between):
+            part.abort()
+
+    def close(self) -> None:
+        """Leave the group."""
+        super().close()
+        for part in (self._inside, self._between):
+            part.close()
+
+
+def _clear(row: object) -> None:
+    if isinstance(row, torch.Tensor):
+        row.zero_()
+    elif isinstance(row, np.ndarray):
+        row.fill(0)
+
+
 def _open_inside(
     kind: str, rank: int, members: int, rendezvous: Rendezvous, store: object, deadline_s: float, address: str
 ) -> _Native | Group:
@@ -263,7 +338,7 @@ class _Native:
         options.rootRank, options.rootTensor = src, 0
         self._finish(self._group.broadcast([row], options))
 
-    def _finish(self, work: Any) -> None:
+    def _finish(self, work: dist.Work) -> None:
         """Wait by looking, so that a member that is gone costs the deadline and not the process."""
         end_s = clock.monotonic_s() + self.deadline_s
         while not work.is_completed():
@@ -374,7 +449,7 @@ class DeviceSum:
         self.backend.open()
         self.rows = 0
 
-    def add_up(self, rows: Sequence[Any]) -> Any:
+    def add_up(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the sum of rows of one type and length, as a tensor on the host."""
         kind = rows[0].dtype
         if kind not in _NARROW:
@@ -388,9 +463,9 @@ class DeviceSum:
         self.rows += len(rows)
         return found.to(kind)
 
-    def _added(self, one: Any, other: Any) -> object:
+    def _added(self, one: object, other: object) -> object:
         if self.backend.runs_python:
-            return self.backend.run(lambda: one + other)
+            return self.backend.run(operator.add, (one, other))
         return self.backend.run(_KERNELS[self.backend.device.backend], (one, other))
 
     def close(self) -> None:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import torch
 
 from hetero.backends.torch import is_out_of_memory
 from hetero.comm.group import Group
+from hetero.floor.contexts import transparent
 from hetero.floor.errors import BadValueError, HeteroError, OutOfDeviceMemoryError
 from hetero.floor.units import shown
 from hetero.train.activation_checkpointing import recompute_blocks
@@ -29,6 +30,11 @@ from hetero.train.losses import SummedLoss
 from hetero.train.memory import PassLimit
 from hetero.train.state import load_state, pack
 from hetero.train.values import NotANumberError, TrainOptions
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+    from hetero.train.losses import LossSums
 
 __all__ = [
     "HALF",
@@ -78,7 +84,7 @@ class ConvolutionLayout:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._convolutions = [module for module in model.modules() if isinstance(module, _CONVOLUTIONS)]
-        self._hooks: list[Any] = []
+        self._hooks: list[RemovableHandle] = []
         self.applies = bool(self._convolutions)
 
     @property
@@ -95,7 +101,7 @@ class ConvolutionLayout:
         self._hooks = [module.register_forward_pre_hook(_turned) for module in self._convolutions] if last else []
 
 
-def _turned(_: Any, inputs: tuple[Any, ...]) -> tuple[object, ...]:
+def _turned(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[object, ...]:
     first = inputs[0]
     form = _LAST.get(first.dim())
     return inputs if form is None else (first.to(memory_format=form), *inputs[1:])
@@ -157,7 +163,7 @@ class Judge:
                 done = Parts(*(a + b for a, b in zip(done.header, one.header, strict=True)))
         return done
 
-    def predict(self, samples: Samples, ids: Sequence[int]) -> Any:
+    def predict(self, samples: Samples, ids: Sequence[int]) -> torch.Tensor:
         """Return the model's outputs for some samples, on the host."""
         self.model.eval()
         batch = samples.batch(ids, self.options.seed, 0)
@@ -173,13 +179,13 @@ class Judge:
             )
         return found.float().cpu()
 
-    def _load(self, batch: object) -> tuple[Any, Any]:
+    def _load(self, batch: object) -> tuple[object, object]:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise BadValueError("a batch must be (inputs, targets)", remedy="let collate_fn give a pair")
         inputs, targets = batch
         return _moved(inputs, self.place), _moved(targets, self.place)
 
-    @contextmanager
+    @transparent
     def on_device(self) -> Iterator[None]:
         """Compute in the precision of the run; tensors that the model or the loss makes are made on the device."""
         kind = HALF.get(self.options.precision)
@@ -188,7 +194,7 @@ class Judge:
             yield
 
 
-def made_on(place: Any) -> AbstractContextManager[object]:
+def made_on(place: torch.device) -> AbstractContextManager[object]:
     """Return a context in which new tensors are made on a device; the host's loop around it is not affected."""
     return nullcontext() if place.type == "cpu" else place
 
@@ -325,13 +331,13 @@ class ModelReplica(Judge):
         done.right += right
         done.classes += classes
 
-    def _counted(self, value: float) -> Any:
+    def _counted(self, value: float) -> Fraction | float:
         """Return a number to add up: as a multiple of 2⁻⁷² where sums in any order are to be the same bits."""
         if self.options.exact != "bitwise" or value - value != 0.0:
             return value
         return Fraction(round(Fraction(value) * FINEST), FINEST)
 
-    def _forward(self, inputs: object, targets: object) -> tuple[Any, tuple[Any, Any, Any]]:
+    def _forward(self, inputs: object, targets: object) -> tuple[torch.Tensor, LossSums]:
         with self.on_device():
             output = call_model(self.model, inputs)
             return output, self.loss.sums(output, targets)
@@ -417,12 +423,12 @@ class ModelReplica(Judge):
             self.gradients.exponents = [int(exponent) for exponent in exponents]
 
 
-def call_model(model: torch.nn.Module, inputs: Any) -> Any:
+def call_model(model: torch.nn.Module, inputs: object) -> Any:
     """Call a model on the inputs of a batch; a tuple of them is its arguments."""
     return model(*inputs) if isinstance(inputs, tuple) and not hasattr(inputs, "to") else model(inputs)
 
 
-def _moved(value: object, place: object) -> Any:
+def _moved(value: object, place: object) -> object:
     if hasattr(value, "to"):
         return value.to(place)
     if isinstance(value, tuple | list):
@@ -441,7 +447,7 @@ def count_right(output: Any, targets: Any) -> tuple[float, float]:
     return float((output.argmax(1) == targets).sum()), float(len(targets))
 
 
-def training_modes(model: torch.nn.Module) -> list[tuple[Any, bool]]:
+def training_modes(model: torch.nn.Module) -> list[tuple[torch.nn.Module, bool]]:
     """Return each module with the mode that the program gave it."""
     return [(module, module.training) for module in model.modules()]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,7 +148,7 @@ class _Generation:
     computed: dict[int, dict[str, list[int]]] = field(default_factory=dict)
     applied_s: dict[int, float] = field(default_factory=dict)
 
-    def take(self, device: str, row: dict[str, Any]) -> None:
+    def take(self, device: str, row: Mapping[str, Any]) -> None:
         """Take in a line."""
         step = row["step"]
         if row["what"] == "begins":
@@ -298,7 +298,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _is_sound(row: dict[str, Any]) -> bool:
+def _is_sound(row: Mapping[str, Any]) -> bool:
     """Return whether a line has the columns that its kind needs, each of its type."""
     wanted = {**_COLUMNS["every"], **_COLUMNS.get(str(row["what"]), {})}
     ids = row.get("samples", [])

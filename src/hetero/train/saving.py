@@ -10,13 +10,16 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hetero.floor.documents import parse_json
 from hetero.floor.errors import BadValueError
 from hetero.floor.files import atomic_write, output_file
 from hetero.floor.units import shown
 from hetero.train.state import frozen_word, in_one_order, kept_state
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["FROZEN", "read_model", "save_model"]
 
@@ -25,7 +28,9 @@ FROZEN = "hetero.frozen"
 """The word in a file's metadata that holds the checksum of the parameters left out."""
 
 
-def save_model(model: Any, path: str | Path, facts: Mapping[str, str], *, trained_only: bool = False) -> Path:
+def save_model(
+    model: torch.nn.Module, path: str | Path, facts: Mapping[str, str], *, trained_only: bool = False
+) -> Path:
     """Write the parameters and buffers of a model.
 
     Parameters

@@ -22,11 +22,17 @@ from hetero.floor.errors import BadValueError, HeteroError
 from hetero.train.shared_loader import Batch
 
 __all__ = [
-    "check_loss", "hidden_devices", "last_words", "loader_numbers", "loaders_differ", "uninitialized",
+    "check_loss", "hidden_devices", "last_words", "loader_numbers", "loaders_differ", "raise_if", "uninitialized",
     "unprepared", "without_backward",
 ]  # fmt: skip
 
 _OF_OTHER_LAUNCHERS = ("environment variable RANK expected", "process group has not been initialized")
+
+
+def raise_if(error: HeteroError | None) -> None:
+    """Raise what one of the others has found."""
+    if error is not None:
+        raise error
 
 
 def check_loss(loss: Tensor, gradient: object) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -29,6 +30,8 @@ _KEPT = (
     "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
     "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order",
 )  # fmt: skip
+
+_END = object()
 
 Batch = Any
 """What a loader yields: tensors, arrays, and tuples, lists and dicts of them; the user's own classes too."""
@@ -193,8 +196,8 @@ class _OwnParts:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[list[object]]:
-        for number, batch in enumerate(self._batches):
-            yield self._loader.own_of(number, list(batch))
+        for number, batch in self._loader.ids_from(self._batches):
+            yield self._loader.own_of(number, batch)
 
 
 class SharedLoader:
@@ -230,6 +233,10 @@ class SharedLoader:
         self._plans: list[tuple[int, tuple[float, ...]]] = []
         self._sizes: dict[int, tuple[Rows, tuple[float, ...]]] = {}
         self._samples: dict[int, int] = {}
+        self._ids: dict[int, list[object]] = {}
+        self._following: Iterator[list[object]] | None = None
+        self._current: tuple[int, Batch] | None = None
+        self._reader: Iterator[Batch] = iter(())
         streams = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
         self._cuts = streams or (loader.collate_fn is not default_collate and _makes_rows(loader))
         self.is_keyed = not self._cuts and _draws(loader.dataset)
@@ -241,6 +248,19 @@ class SharedLoader:
         options = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
         dataset: Batch = _KeyedDataset(loader.dataset, self._fleet.seed) if self.is_keyed else loader.dataset
         return DataLoader(dataset, batch_sampler=_OwnParts(self, loader.batch_sampler), **options)
+
+    def ids_from(self, batches: Sampler[list[object]]) -> Iterator[tuple[int, list[object]]]:
+        """Yield the samples of each batch from the next one on that is to be handed out, with its number."""
+        begin = self._number
+        if self._following is None:
+            self._following = iter(batches)
+        for number in sorted(self._ids):
+            if number >= begin:
+                yield number, self._ids[number]
+        begin = max([begin, *(number + 1 for number in self._ids)])
+        for number, ids in enumerate(self._following, begin):
+            self._ids[number] = list(ids)
+            yield number, self._ids[number]
 
     def own_of(self, number: int, ids: list[object]) -> list[object]:
         """Return which samples of a batch this process reads."""
@@ -263,26 +283,75 @@ class SharedLoader:
         self.epochs += 1
         self._fleet.begin_batches(self)
         self._number, self._plans, self._sizes, self._samples = 0, [(0, self._fleet.shares)], {}, {}
+        self._ids, self._following = {}, None
         try:
-            for batch in self._inner:
+            self._reader = iter(self._inner)
+            while True:
+                batch = next(self._reader, _END)
+                if batch is _END:
+                    return
                 number, self._number = self._number, self._number + 1
                 shares = self._fleet.shares
                 if shares != self._plans[-1][1]:
                     self._plans.append((number + self._ahead + 1, shares))
-                if self._cuts:
-                    batch = self._part(number, batch)
-                rows, planned = self._sizes.pop(number)
-                self._fleet.hand_out(rows, planned, self)
-                if not rows.count and not torch.is_grad_enabled():  # nothing is to be counted twice
-                    batch = part_of(batch, Rows(0, 0, 1))
-                yield self._fleet.place(batch)
+                self._current = number, batch
+                yield self._handed_out(number, batch)
                 self._fleet.between_batches()
+                self._ids.pop(number, None)
+                self._samples.pop(number, None)
         finally:
+            self._current = None
             self._fleet.end_of_batches(self)
+
+    def _handed_out(self, number: int, batch: Batch) -> Batch:
+        """Hand out a batch that was read."""
+        if self._cuts:
+            batch = self._part(number, batch)
+        rows, planned = self._sizes.pop(number)
+        self._fleet.hand_out(rows, planned, self)
+        if not rows.count and not torch.is_grad_enabled():  # nothing is to be counted twice
+            batch = part_of(batch, Rows(0, 0, 1))
+        return self._fleet.place(batch)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether an epoch is on its way."""
+        return self._current is not None
+
+    def read_again(self) -> None:
+        """Read all batches from the next one on again, by other shares: a process that had rows of them is lost."""
+        if self._current is None:
+            return
+        self._plans = [(begin, shares) for begin, shares in self._plans if begin < self._number]
+        self._plans.append((self._number, self._fleet.shares))
+        if not self._cuts:
+            with generators_kept(), self._generator_kept():
+                self._reader = iter(self._inner)
+
+    def hand_out_again(self) -> Batch:
+        """Return the own part of the batch that was handed out last, by other shares."""
+        assert self._current is not None
+        number, batch = self._current
+        self._plans = [(begin, shares) for begin, shares in self._plans if begin < number]
+        self._plans.append((number, self._fleet.shares))
+        if not self._cuts:
+            inner = self._inner
+            with generators_kept():
+                batch = inner.collate_fn([inner.dataset[each] for each in self.own_of(number, self._ids[number])])
+        return self._handed_out(number, batch)
+
+    @contextmanager
+    def _generator_kept(self) -> Iterator[None]:
+        """Yield the loader's own generator back as it was: a reader that begins draws from it."""
+        own = self._loader.generator
+        before = None if own is None else own.get_state()
+        yield
+        if own is not None:
+            own.set_state(before)
 
     def _part(self, number: int, batch: Batch) -> Batch:
         """Return this process's part of a whole batch."""
-        samples = self._samples.pop(number, None)
+        samples = self._samples.get(number)
         if samples is None or not _holds_rows(batch, samples):
             samples = samples_in(batch)
         if samples is None:

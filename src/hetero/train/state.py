@@ -38,7 +38,7 @@ _LENGTH_BYTES = 8
 _words: WeakKeyDictionary[object, tuple[object, str]] = WeakKeyDictionary()
 
 
-def pack(model: object, optimizer: Any, numbers: Sequence[float]) -> bytes:
+def pack(model: object, optimizer: torch.optim.Optimizer, numbers: Sequence[float]) -> bytes:
     """Write the state of a model and its optimizer; of parameters that are not trained, a checksum.
 
     Parameters
@@ -97,7 +97,7 @@ class _Settled:
         self._kept = kept
         self.kind = kind
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return that state."""
         return self._kept
 
@@ -133,7 +133,7 @@ def step_of(data: bytes) -> int:
     return int(first)
 
 
-def unpack(data: bytes, place: object = "cpu") -> tuple[dict[str, Any], dict[str, Any], list[float]]:
+def unpack(data: bytes, place: object = "cpu") -> tuple[dict[str, object], dict[str, object], list[float]]:
     """Read what `pack` wrote: the model's state, the optimizer's, and the numbers.
 
     Raises
@@ -182,7 +182,7 @@ def load_state(data: bytes, model: object, optimizer: object, place: object = "c
     return numbers
 
 
-def _load_optimizer(optimizer: Any, kept: dict[str, Any]) -> None:
+def _load_optimizer(optimizer: torch.optim.Optimizer, kept: dict[str, object]) -> None:
     """Load an optimizer's state into the groups that it has, which programs may hold; tuples stay tuples."""
     groups = optimizer.param_groups
     before = list(groups)
@@ -216,12 +216,12 @@ def has_adapters(model: object) -> bool:
     return hasattr(model, "peft_config")
 
 
-def _frozen(model: torch.nn.Module) -> dict[str, Any]:
+def _frozen(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     named = model.named_parameters(remove_duplicate=False)
     return {name: parameter for name, parameter in named if not parameter.requires_grad}
 
 
-def kept_state(model: torch.nn.Module) -> dict[str, Any]:
+def kept_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the state of a model without its frozen parameters.
 
     Examples
@@ -251,7 +251,7 @@ def frozen_word(model: object) -> str:
     return _words[model][1]
 
 
-def load_kept(model: torch.nn.Module, state: Mapping[str, Any], word: str) -> None:
+def load_kept(model: torch.nn.Module, state: Mapping[str, torch.Tensor], word: str) -> None:
     """Load what `kept_state` gave into a model with the same frozen parameters.
 
     Parameters

@@ -32,7 +32,7 @@ from hetero.train.activation_checkpointing import chosen as chosen_modules
 from hetero.train.bulk_inference import PackedModel, evaluate_part, predict_part, run_over
 from hetero.train.checkpoints import TrainingCheckpoints, run_facts
 from hetero.train.compatibility import difference, fingerprint, group_values, model_hooks, process_settings, seen
-from hetero.train.data import Samples, as_array, as_samples, prepared
+from hetero.train.data import Samples, as_array, as_samples, prepared, what_decides
 from hetero.train.job import TrainingJob
 from hetero.train.lead import Admission, Extent, Lead
 from hetero.train.listener import Listener, ReportCollector, TraceRecorder
@@ -149,7 +149,7 @@ class Trainer:
         read = options_argument("data_options", data_options, DataOptions) or DataOptions()
         self._given = (data, read.augment, read.readers)
         self.data = prepared(as_samples(data), read.augment, read.readers)
-        self._data_seen = fingerprint(data)
+        self._data_seen = self._data_now()
         layout = given.layout
         if layout == "auto" and torch.are_deterministic_algorithms_enabled():
             layout = "channels_first"
@@ -174,12 +174,14 @@ class Trainer:
         self._fitting = Fitting(model, loss, optimizer, self.data, self.options)
         self._kept: Any = None
         self._seen: dict[str, object] = {}
+        self._test: object = None
+        self._data_before: dict[str, object] = {}
         self._trained: tuple[str, ...] = ()
         self._state: bytes | None = None
         self._step = 0
         self._totals: Totals | None = None
         self._runs_in = 0
-        self._modes: list[tuple[Any, bool]] = []
+        self._modes: list[tuple[torch.nn.Module, bool]] = []
 
     # --- the fleet -----------------------------------------------------------------------------------------
 
@@ -381,11 +383,11 @@ class Trainer:
         told = TraceRecorder(self.context.driver, listener or Listener())
         heard = ReportCollector(self.notes, [self._opened, *self.callbacks, self._refuse_changed], told)
         shows = bool(self.callbacks) or (listener is not None and listener.needs_model)
-        self._runs_in = threading.get_ident()
+        self._runs_in, self._test = threading.get_ident(), test
         try:
             self._show(self._run(steps, None if test is None else as_samples(test, "test"), heard, shows))
         finally:
-            self._runs_in = 0
+            self._runs_in, self._test = 0, None
             self.reports += [report for report in heard.reports if report.step <= self._step]
         return heard.reports
 
@@ -530,7 +532,7 @@ class Trainer:
         parts: bytes = cloudpickle.dumps((self.model, self.loss, self.optimizer))
         return parts
 
-    def _put(self, samples: Samples | None) -> Any:
+    def _put(self, samples: Samples | None) -> object:
         """Send samples once; those that are trained on stay for further runs."""
         if samples is not self.data:
             return None if samples is None else self.context.put(samples)
@@ -562,12 +564,14 @@ class Trainer:
             self.notes.append(text)
 
     def _opened(self, _: EpochReport) -> None:
-        """Notify schedulers that the optimizer has made its steps."""
+        """Notify schedulers that the optimizer has made its steps, and look at what callbacks must not change."""
         if hasattr(self.optimizer, "param_groups"):
             self.optimizer._opt_called = True
+        self._data_before = self._all_data_now()
 
     def _refuse_changed(self, _: EpochReport) -> None:
         changed = difference(self._seen, seen(self.model, self.loss, self.optimizer))
+        changed = changed or difference(self._data_before, self._all_data_now())
         if changed:
             what = "the model's weights" if changed.endswith(", a weight,") else changed
             raise BadValueError(
@@ -586,9 +590,26 @@ class Trainer:
         for module, training in self._modes:
             module.training = training
 
+    def _data_now(self) -> dict[str, object]:
+        """Return fingerprints of what decides on the samples, by name."""
+        data, augment, _ = self._given
+        parts = {**what_decides(data, "the data"), "something that augment uses": augment}
+        return {name: fingerprint(part) for name, part in parts.items()}
+
+    def _all_data_now(self) -> dict[str, object]:
+        """Return fingerprints of all data that a callback could change without the devices seeing it.
+
+        What threads read one by one they share with the program; what one reads may change it meanwhile.
+        """
+        shared = any(device.isolation == "thread" for device in self.devices)
+        if not self.callbacks or (shared and self.data.one_by_one):
+            return {}
+        tested = {} if self._test is None else what_decides(self._test, "the test data")
+        return {**self._data_now(), **{name: fingerprint(part) for name, part in tested.items()}}
+
     def _look_at_data(self) -> None:
         """Have the data travel again where the program has changed them in place."""
-        found = fingerprint(self._given[0])
+        found = self._data_now()
         if found == self._data_seen:
             return
         given, augment, readers = self._given

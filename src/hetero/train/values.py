@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hetero.floor import settings
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 from hetero.floor.options import check_fields
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "CHECKPOINT_KEYS",
@@ -28,6 +31,7 @@ __all__ = [
     "EpochReport",
     "Evaluation",
     "NotANumberError",
+    "OptimizerMaker",
     "Totals",
     "TrainOptions",
     "TrainingError",
@@ -44,6 +48,9 @@ _PARTS = 16
 _MOST_PARTS = 256
 _MOST_BATCH = 2**24
 _MOST_RANK = 1024
+
+OptimizerMaker: TypeAlias = "Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]"
+"""Makes the optimizer of some parameters."""
 
 
 class TrainingError(HeteroError):
@@ -323,7 +330,7 @@ class EpochReport:
         """Achieved speed over the sum of the devices' own speeds."""
         return self.samples_per_s / sum(self.speeds.values())
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the figures by name."""
         return {**asdict(self), "efficiency": self.efficiency}
 

@@ -353,7 +353,7 @@ class _DeviceSearch:
                 self.paces.learn(run.device.short, ended.seconds)
                 report = self.study.finish(run.number, ended)
             except (Exception, SystemExit) as error:  # noqa: BLE001  the objective's own, told with the trial
-                self.cause = self.cause or error
+                self.cause = error if self.cause is None else self.cause
                 report = self.study.fail(run.number, _worded(error))
             self._let_go(run.number)
             self.listener.on_trial(report, self.study.best)

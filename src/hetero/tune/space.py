@@ -213,7 +213,7 @@ def distributions(space: Space) -> dict[str, object]:
     """Return the space as Optuna has it."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    def made(one: Range) -> Any:
+    def made(one: Range) -> object:
         if one.kind == "choice":
             return CategoricalDistribution(one.values)
         if one.kind == "whole":

@@ -10,7 +10,7 @@ import itertools
 import json
 import random
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetero.floor.documents import parse_json, record_of
 from hetero.floor.errors import BadValueError
@@ -18,6 +18,9 @@ from hetero.floor.files import local_path, output_folder
 from hetero.tune.space import describe, distributions, grid
 from hetero.tune.trial import TrialResult
 from hetero.tune.values import SearchPlan, TrialReport
+
+if TYPE_CHECKING:
+    import optuna
 
 __all__ = ["Study"]
 
@@ -59,7 +62,7 @@ class Study:
         self._states = optuna.trial.TrialState
         self._space = distributions(plan.space)
         self._points = _points(plan) if plan.sampler == "grid" else []
-        self._running: dict[int, Any] = {}
+        self._running: dict[int, optuna.Trial] = {}
         self._verdicts: dict[tuple[int, int], bool] = {}
         self._reports: dict[int, TrialReport] = {}
         self._storage = _open_storage(path)
@@ -129,7 +132,7 @@ class Study:
                 self._reports[trial.number] = self._report_of(trial)
         self.resumed = len(self._reports)
 
-    def _values_of(self, trial: Any, trials: list[Any]) -> dict[str, Any] | None:
+    def _values_of(self, trial: optuna.trial.FrozenTrial, trials: list[object]) -> dict[str, object] | None:
         """Return what a trial tries; None where a kill came before all of it was stored."""
         while _AGAIN in trial.user_attrs:
             trial = trials[trial.user_attrs[_AGAIN]]
@@ -137,7 +140,7 @@ class Study:
             return dict(self._points[trial.user_attrs[_POINT]])
         return dict(trial.params) if set(trial.params) == set(self._space) else None
 
-    def _report_of(self, trial: Any) -> TrialReport:
+    def _report_of(self, trial: optuna.trial.FrozenTrial) -> TrialReport:
         words = {self._states.COMPLETE: "finished", self._states.PRUNED: "pruned", self._states.FAIL: "failed"}
         facts = trial.user_attrs
         return TrialReport(
@@ -190,7 +193,7 @@ class Study:
         self._running[trial.number] = trial
         return trial.number, dict(trial.params)
 
-    def _sampler(self) -> Any:
+    def _sampler(self) -> object:
         from optuna import samplers
 
         seed = (self.plan.seed * 1_000_003 + self._asked) % 2**32
@@ -242,7 +245,7 @@ class Study:
             self._storage.engine.dispose()
 
 
-def _open_storage(path: Path | None) -> Any:
+def _open_storage(path: Path | None) -> optuna.storages.BaseStorage:
     from optuna.storages import InMemoryStorage, RDBStorage
     from sqlalchemy.exc import DatabaseError
 
@@ -258,7 +261,7 @@ def _open_storage(path: Path | None) -> Any:
         ) from error
 
 
-def _pruner(word: str) -> Any:
+def _pruner(word: str) -> optuna.pruners.BasePruner:
     from optuna import pruners
 
     made = {"median": pruners.MedianPruner, "hyperband": pruners.HyperbandPruner, "none": pruners.NopPruner}

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 from hetero.tune.space import Range
@@ -118,7 +117,7 @@ class SearchResult:
         """Count the trials that ended so."""
         return sum(trial.state == state for trial in self.trials)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the figures for a program."""
         return {
             "best": asdict(self.best),

@@ -23,6 +23,7 @@ from hetero.floor import clock, platform
 
 if TYPE_CHECKING:
     from hetero.engines.local.worker_process import WorkerProcess
+    from hetero.engines.shared.wire import BufferPlace
 
 __all__ = ["Control"]
 
@@ -70,11 +71,11 @@ class Control:
         """Keep a value on this device's memory node."""
         self.values[key] = self._own(value)
 
-    def kept(self, key: Any) -> Any:
+    def kept(self, key: Any) -> object:
         """Return a kept value, its NumPy arrays copied."""
         return fresh(self.values[tuple(key)])
 
-    def _own(self, value: object) -> Any:
+    def _own(self, value: object) -> object:
         """Return a value that shares no bytes with the pool, whose blocks are leased for one task or one copy only."""
         runner = self._worker.runner
         if runner.shares_memory:
@@ -130,7 +131,7 @@ class Control:
                 self.cancelling = seq
                 platform.interrupt_main_thread()
 
-    def _copy(self, tag: int, order: int, key: Any, *rest: Any) -> None:
+    def _copy(self, tag: int, order: int, key: object, *rest: Any) -> None:
         started_s = self._worker.clock.now_s()
         try:
             answer = self._import(key, *rest) if tag == msg.IMPORT else self._export(order, key)
@@ -140,7 +141,7 @@ class Control:
         done = msg.IMPORTED if tag == msg.IMPORT else msg.EXPORTED
         self._send((done, order, started_s, self._worker.clock.now_s() - started_s, answer))
 
-    def _import(self, key: Any, wire: tuple[Any, ...]) -> tuple[object, ...]:
+    def _import(self, key: object, wire: tuple[Any, ...]) -> tuple[object, ...]:
         views: list[object] = []
         travelling = WireValue(*wire)
         wait_for_link(self._worker.device, sum([place[2] for place in travelling.places]))
@@ -148,13 +149,13 @@ class Control:
         self._worker.segments.release(views)
         return ()
 
-    def _export(self, order: int, key: object) -> tuple[Any, ...]:
+    def _export(self, order: int, key: object) -> tuple[object, ...]:
         value = self._worker.runner.to_host(self.values[key])
         wire = store(value, self._worker.segments, lambda sizes: self._lease(order, sizes))
         wait_for_link(self._worker.device, sum([place.nbytes for place in wire.places]))
         return tuple(wire)
 
-    def _lease(self, order: int, sizes: list[int]) -> list[Any]:
+    def _lease(self, order: int, sizes: list[int]) -> list[BufferPlace]:
         self._send((msg.LEASE, -order, sizes, False))
         while (message := self._receive()) is not None:
             if message[0] == msg.LEASE:

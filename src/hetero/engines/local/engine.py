@@ -6,7 +6,6 @@ In: commands and calls. Out: events. It never chooses a device.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from hetero.engines.base import Call, NodeUsage, Report, WorkerEntry
 from hetero.engines.local.context import LocalContext
@@ -129,7 +128,7 @@ class LocalEngine(PayloadEngine[Worker]):
 
     # -- data -------------------------------------------------------------------------------------------------
 
-    def load(self, item: int) -> Any:
+    def load(self, item: int) -> object:
         """Return the value of a data item, from wherever it is; may wait for a copy."""
         found = self._context.items.find(item)
         value, payload = found.value, found.payload

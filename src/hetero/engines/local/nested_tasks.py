@@ -92,7 +92,7 @@ class Nested:
         self,
         context: LocalContext,
         worker: ProcessProxy,
-        send: Callable[[tuple[Any, ...]], None],
+        send: Callable[[tuple[object, ...]], None],
         announce: Callable[[Payload], None],
     ) -> None:
         self._context = context

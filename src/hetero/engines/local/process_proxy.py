@@ -337,7 +337,7 @@ class ProcessProxy:
             self._why = f"a task left the device unusable for its worker ({message[2]})"
 
     def _submits(
-        self, seq: int, number: int, key: str, blob: bytes, asked: tuple[Any, ...], wire: tuple[Any, ...], *rest: Any
+        self, seq: int, number: int, key: str, blob: bytes, asked: tuple[object, ...], wire: tuple[Any, ...], *rest: Any
     ) -> None:
         request, travelling = self._in_flight.get(seq), WireValue(*wire)
         if request is not None:

@@ -175,7 +175,7 @@ class Spreading:
             load = partial(self._value, *rest) if how == msg.VALUE else partial(self._fetch, number)
             ended(Ended(task, seconds, load, None))
 
-    def _value(self, wire: tuple[Any, ...] | None, key: Any) -> Any:
+    def _value(self, wire: tuple[Any, ...] | None, key: object) -> object:
         """Read a value; its buffers are copied, since their places are the program's."""
         if wire is None:
             return self._worker.control.kept(key)

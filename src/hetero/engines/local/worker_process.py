@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetero.engines.base import Nest, Outcome, Runner, WorkerEntry
 from hetero.engines.local.control_thread import Control
@@ -37,6 +37,9 @@ from hetero.floor import clock, logs, platform
 from hetero.floor.clock import TaskClock
 from hetero.floor.errors import HeteroError
 from hetero.model.device import Device
+
+if TYPE_CHECKING:
+    from hetero.engines.shared.wire import BufferPlace
 
 __all__ = ["WorkerProcess", "serve"]
 
@@ -66,7 +69,7 @@ class WorkerProcess:
         self._waiting = 0
         self._jobs: deque[tuple[Any, ...]] = deque()
         self._functions = WorkerFunctions()
-        self._leases: dict[int, list[Any]] = {}
+        self._leases: dict[int, list[BufferPlace]] = {}
         self.timing = TaskClock(self.clock.now_s)
         self._send_lock = threading.RLock()  # a finaliser may log while a message is sent
         self._shielded = 0
@@ -95,7 +98,7 @@ class WorkerProcess:
         """Return the task that runs, and the device."""
         return self.task, self.device.id
 
-    def log(self, record: dict[str, Any]) -> None:
+    def log(self, record: dict[str, object]) -> None:
         """Send a log record; one of the running task is not cut in two by its cancellation."""
         if threading.current_thread() is threading.main_thread():
             with self.shield():
@@ -263,7 +266,7 @@ class WorkerProcess:
         control.started = seq
         return control.unwanted.pop(seq, 0) if control.unwanted else 0
 
-    def _attempt(self, job: AttemptCall) -> tuple[Any, ...]:
+    def _attempt(self, job: AttemptCall) -> tuple[object, ...]:
         told = self._begin(job.seq)
         if told:
             return (job.seq, 0.0, (), told)
@@ -331,7 +334,7 @@ class WorkerProcess:
 
         return GroupChannel(*job.group, send, lambda: self._group_message(job.seq), self._recv_piece)
 
-    def _placed(self, seq: int, piece: Chunk) -> tuple[Any, ...]:
+    def _placed(self, seq: int, piece: Chunk) -> tuple[object, ...]:
         """Return a piece as it travels: its data in the pool, or as bytes."""
         data = piece.data
         if self.hello.transport.pooled and data:
@@ -362,7 +365,7 @@ class WorkerProcess:
         self.timing.link_in_s = wait_for_link(self.device, travelled)
         return self.segments.value(job.wire, views, items)
 
-    def _result(self, job: AttemptCall, outcome: Outcome) -> tuple[Any, ...]:
+    def _result(self, job: AttemptCall, outcome: Outcome) -> tuple[object, ...]:
         """Return what becomes of the value."""
         if outcome.value is None:
             return msg.VALUE, (NONE, ())
@@ -381,7 +384,7 @@ class WorkerProcess:
             self.timing.link_out_s = wait_for_link(self.device, sum([place.nbytes for place in wire.places]))
         return msg.VALUE, tuple(wire)
 
-    def _own_lease(self, seq: int, sizes: list[int]) -> list[Any]:
+    def _own_lease(self, seq: int, sizes: list[int]) -> list[BufferPlace]:
         """Return the room that came with an attempt where it is as large as its result, else ask for some."""
         places = self._leases.get(seq, [])
         if [place.nbytes for place in places] == sizes:
@@ -392,7 +395,7 @@ class WorkerProcess:
         finally:
             self.timing.wait_s = self.clock.now_s() - asked_s
 
-    def lease(self, number: int, sizes: list[int], result: bool = True) -> list[Any]:
+    def lease(self, number: int, sizes: list[int], result: bool = True) -> list[BufferPlace]:
         """Ask for room in shared memory: for the result of an attempt, or for something else that it sends."""
         self.send((msg.LEASE, number, sizes, result))
         while True:
@@ -407,7 +410,7 @@ class WorkerProcess:
         self.send((msg.RESTART, task, self._broken))
         os._exit(1)
 
-    def _failure(self, error: BaseException) -> tuple[Any, ...]:
+    def _failure(self, error: BaseException) -> tuple[object, ...]:
         if not issubclass(type(error), Cancelled | msg.UnserialisableError):
             self._broken = self.runner.broken()
         return failed_row(self.runner, error)

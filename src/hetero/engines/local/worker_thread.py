@@ -61,8 +61,8 @@ class ThreadWorker:
         self._waiting: set[tuple[int, int]] = set()
         self._unwanted: dict[tuple[int, int], int] = {}
         self._abandoned = False
-        self._inboxes: dict[int, queue.SimpleQueue[Any]] = {}
-        self._kept: dict[Any, Any] = {}
+        self._inboxes: dict[int, queue.SimpleQueue[object]] = {}
+        self._kept: dict[object, object] = {}
         self._runner: Runner
         self._timing = TaskClock(context.clock.now_s)
         self._outbox = Outbox(self._report, clock.sleep, clock.monotonic_s)

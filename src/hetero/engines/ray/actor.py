@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetero.engines.base import WorkerEntry
 from hetero.engines.ray.actor_worker import MESSAGES, TRANSFERS, ActorWorker, Greeting
@@ -27,6 +27,9 @@ from hetero.engines.shared.items import HeldItem
 from hetero.engines.shared.memory_pool import Payload
 from hetero.floor import settings
 from hetero.model.device import HOST_NODE, Device
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
 
 __all__ = [
     "THREADS",
@@ -40,7 +43,7 @@ __all__ = [
 THREADS = {MESSAGES: 1, TRANSFERS: 1}
 """Beside the one that runs tasks: for orders and messages, and for copies."""
 
-Answer = tuple[bytes, tuple[Any, ...] | None]
+Answer = tuple[bytes, tuple[object, ...] | None]
 
 
 class DeviceActor:
@@ -106,7 +109,7 @@ _PLACES = ("HETERO_HOME", "HETERO_CONFIG", "HETERO_TRACE", "HETERO_TEST_DATA")
 """Switches that name files, which another host need not have."""
 
 
-def start_actor(entry: WorkerEntry, device: Device, host: Host) -> Any:
+def start_actor(entry: WorkerEntry, device: Device, host: Host) -> ActorHandle:
     """Start the actor of a device; it is pinned softly, so that nothing waits for a host that is dead.
 
     Notes

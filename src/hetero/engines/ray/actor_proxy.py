@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hetero.engines.base import Call
 from hetero.engines.ray.actor import ActorTransfers, start_actor, why_ended
@@ -37,6 +37,9 @@ from hetero.model.commands import Launch
 from hetero.model.device import Device
 from hetero.model.events import DeviceLost, DeviceReady, Event, TaskFailed, TaskFinished, TaskWithdrawn
 from hetero.model.tasks import Failure
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
 
 __all__ = [
     "QUESTIONS",
@@ -61,7 +64,7 @@ class _Sent(NamedTuple):
     """A call of the actor that has not been answered, and what must be kept until it is."""
 
     requests: tuple[InFlight, ...]
-    rows: Any
+    rows: object
     data: Any
     holds: tuple[Payload, ...]
 
@@ -113,7 +116,7 @@ class ActorProxy:
         self._greeting._on_completed(self._in_hub(partial(self._greeted, handle, host)))
         self._context.hub.at(self._context.start_s, partial(self._too_late, handle))
 
-    def _in_hub(self, handler: Callable[[object], None]) -> Callable[[Any], None]:
+    def _in_hub(self, handler: Callable[[object], None]) -> Callable[..., None]:
         return lambda answer: self._context.hub.call(partial(handler, answer))
 
     def _too_late(self, handle: object) -> None:
@@ -125,7 +128,7 @@ class ActorProxy:
         self.handle = None
         self._context.hub.at(AWAY_S, self._start)
 
-    def _greeted(self, handle: Any, host: Host, greeting: Any) -> None:
+    def _greeted(self, handle: object, host: Host, greeting: Any) -> None:
         if self._ended or handle is not self.handle:
             return
         elsewhere = isinstance(greeting, Greeting) and greeting.node_id != host.node_id
@@ -294,7 +297,7 @@ class ActorProxy:
         jobs.append(tuple(ActorCall(request.seq, launch.task, launch.attempt, key, call.task_key, wire, items, group)))
         return True
 
-    def _item(self, item: int, bundle: CallBundle, holds: list[Payload]) -> tuple[Any, Any]:
+    def _item(self, item: int, bundle: CallBundle, holds: list[Payload]) -> tuple[object, object]:
         replica = self._context.items.find(item).on(self)
         if replica is not None:
             return None, replica.key
@@ -437,7 +440,7 @@ class Replies:
         self._holder = holder
 
     def event(
-        self, request: InFlight, data: Any, started_s: float, parts: tuple[float, ...], how: int, *rest: Any
+        self, request: InFlight, data: object, started_s: float, parts: tuple[float, ...], how: int, *rest: Any
     ) -> Event:
         """Return the event of a row, and keep its result; `data` stands for the large buffers of the whole call."""
         task, attempt, device = request.launch.task, request.launch.attempt, self._holder.device
@@ -477,10 +480,10 @@ class Replies:
 
 QUESTIONS = 8
 
-InHub = Callable[[Callable[[Any], None]], Callable[[Any], None]]
+InHub = Callable[[Callable[..., None]], Callable[..., None]]
 
 
-def compare_clocks(handle: object, now_s: Callable[[], float], in_hub: InHub, done: Callable[[Any], None]) -> None:
+def compare_clocks(handle: object, now_s: Callable[[], float], in_hub: InHub, done: Callable[..., None]) -> None:
     """Ask an actor for its time some times over, and tell `done` the difference, or the exception that came.
 
     Parameters
@@ -502,10 +505,10 @@ def compare_clocks(handle: object, now_s: Callable[[], float], in_hub: InHub, do
 
 
 def _ask(
-    handle: Any,
+    handle: ActorHandle,
     now_s: Callable[[], float],
     in_hub: InHub,
-    done: Callable[[Any], None],
+    done: Callable[..., None],
     left: int,
     best: tuple[float, float],
 ) -> None:

@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -41,6 +41,9 @@ from hetero.floor.clock import TaskClock
 from hetero.floor.errors import HeteroError, SerialisationError
 from hetero.model.annotations import TaskNote
 from hetero.model.device import Device
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
 
 __all__ = ["MESSAGES", "TRANSFERS", "ActorCall", "ActorWorker", "Greeting"]
 
@@ -114,7 +117,7 @@ class ActorWorker:
         self._unwanted: dict[int, int] = {}
         self._started = 0
         self._cancellation = Cancellation()
-        self._inboxes: dict[Which, queue.SimpleQueue[Any]] = {}
+        self._inboxes: dict[Which, queue.SimpleQueue[object]] = {}
         self._over: deque[Which] = deque(maxlen=_ENDED_KEPT)
         self._runner: Runner
         self._trouble = ""
@@ -157,7 +160,7 @@ class ActorWorker:
 
     def run(
         self, batch: bytes, peers: Sequence[object], parts: Sequence[object]
-    ) -> tuple[bytes, tuple[Any, ...] | None]:
+    ) -> tuple[bytes, tuple[object, ...] | None]:
         """Run attempts one after the other; return their rows, and all large buffers of their results.
 
         Parameters
@@ -272,12 +275,12 @@ class ActorWorker:
 
     # -- groups -----------------------------------------------------------------------------------------------
 
-    def _channel(self, job: ActorCall, peers: Sequence[Any]) -> GroupChannel:
+    def _channel(self, job: ActorCall, peers: Sequence[ActorHandle]) -> GroupChannel:
         assert job.group is not None
         which, rank = (job.task, job.attempt), job.group[0]
         inbox = self._inbox(which)
 
-        def send(to: int, value: Any) -> None:
+        def send(to: int, value: object) -> None:
             try:
                 body, buffers = _packed(value)
             except Exception as error:
@@ -286,7 +289,7 @@ class ActorWorker:
                 ) from error
             peers[to].recv.options(concurrency_group=MESSAGES).remote(which, rank, body, *buffers)
 
-        def receive() -> tuple[int, int, Any]:
+        def receive() -> tuple[int, int, object]:
             while True:
                 with suppress(queue.Empty):
                     tag, sender, content = inbox.get(timeout=_POLL_S)
@@ -297,7 +300,7 @@ class ActorWorker:
     def _inbox(self, which: Which) -> queue.SimpleQueue[Any]:
         return self._inboxes.setdefault(which, queue.SimpleQueue())
 
-    def _leave(self, job: ActorCall, peers: Sequence[Any]) -> None:
+    def _leave(self, job: ActorCall, peers: Sequence[ActorHandle]) -> None:
         """Notify the other members that this one has finished; of a failure they learn after the program has."""
         assert job.group is not None
         which, rank = (job.task, job.attempt), job.group[0]
@@ -351,7 +354,7 @@ class ActorWorker:
         self._kept[key] = self._runner.to_device(value)
         return started_s, self._clock.now_s() - started_s
 
-    def export_value(self, key: object) -> tuple[bytes, tuple[Any, ...] | None]:
+    def export_value(self, key: object) -> tuple[bytes, tuple[object, ...] | None]:
         """Copy a kept value to the host."""
         started_s = self._clock.now_s()
         body, buffers = _packed(self._runner.to_host(self._kept[key]))
@@ -371,11 +374,11 @@ def _packed(value: object) -> tuple[bytes | None, list[Any]]:
     return body, [np.frombuffer(buffer, np.uint8) for buffer in buffers]
 
 
-def _buffers(wire: Any, parts: Sequence[Any]) -> list[Any]:
+def _buffers(wire: Any, parts: Sequence[object]) -> list[Any]:
     return [parts[part] if index < 0 else parts[part][index] for part, index in wire[1]]
 
 
-def _value(wire: Any, parts: Sequence[Any], items: Mapping[int, Any] | None = None) -> Any:
+def _value(wire: Any, parts: Sequence[Any], items: Mapping[int, object] | None = None) -> Any:
     """Read a value; its arrays are copies, since what Ray brought is shared and cannot be written to."""
     return load(wire[0], _buffers(wire, parts), items)
 

@@ -11,9 +11,10 @@ import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import psutil
@@ -25,7 +26,7 @@ from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import EngineError, HeteroError
 from hetero.floor.private import user_id
 
-__all__ = ["LEAST_STORE_BYTES", "OWN_HOST", "Cluster", "Host"]
+__all__ = ["LEAST_STORE_BYTES", "OWN_HOST", "Cluster", "Host", "HostCall"]
 
 OWN_HOST = "h0"
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -140,27 +141,49 @@ class Cluster:
 
         An answer that does not come in time, or in any other way does not come, is an EngineError.
         """
+        begun = [self.begin(host, function, arguments) for host in hosts]
+        deadline_s = monotonic_s() + timeout_s
+        return [(one.host, one.answer(max(0.0, deadline_s - monotonic_s()))) for one in begun]
+
+    def begin(self, host: Host, function: Callable[..., object], arguments: tuple[object, ...]) -> HostCall:
+        """Start a function on a host, and do not wait for it."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        asked = ray.remote(num_cpus=0, max_retries=0)(function)
-        refs = [
-            asked.options(scheduling_strategy=NodeAffinitySchedulingStrategy(host.node_id, soft=False)).remote(
-                *arguments
-            )
-            for host in hosts
-        ]
-        deadline_s = monotonic_s() + timeout_s
-        return [
-            (host, _answer(host, ref, max(0.0, deadline_s - monotonic_s())))
-            for host, ref in zip(hosts, refs, strict=True)
-        ]
+        place = NodeAffinitySchedulingStrategy(host.node_id, soft=False)
+        begun = ray.remote(num_cpus=0, max_retries=0)(function).options(scheduling_strategy=place)
+        return HostCall(host, begun.remote(*arguments))
 
-    def _name(self, node: dict[str, Any]) -> str:
+    def _name(self, node: Mapping[str, str]) -> str:
         return self._names.setdefault(node["NodeManagerAddress"], f"h{len(self._names)}")
 
 
-def _answer(host: Host, ref: object, timeout_s: float) -> Any:
+class HostCall:
+    """A function that runs on a host; made by `Cluster.begin`."""
+
+    def __init__(self, host: Host, ref: object) -> None:
+        self.host = host
+        self._ref = ref
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether it has returned, or failed."""
+        import ray
+
+        return bool(ray.wait([self._ref], timeout=0)[0])
+
+    def answer(self, timeout_s: float) -> object:
+        """Wait for what it returns; a HeteroError that it raised, or that nothing came in time, is returned, too."""
+        return _answer(self.host, self._ref, timeout_s)
+
+    def cancel(self) -> None:
+        """End it with the process that it runs in."""
+        import ray
+
+        ray.cancel(self._ref, force=True)
+
+
+def _answer(host: Host, ref: object, timeout_s: float) -> object:
     import ray
 
     try:
@@ -205,7 +228,7 @@ def _imported() -> Any:
 
 def _read_again() -> None:
     """Make Ray read its variables again, which it does only once, when it is imported."""
-    raylet: Any = importlib.import_module("ray._raylet")
+    raylet = importlib.import_module("ray._raylet")
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
 
@@ -237,7 +260,7 @@ def _on_loopback() -> Iterator[None]:
         constants.ENABLE_RAY_CLUSTER = before
 
 
-def _own(ray: Any, store_bytes: int, cleanup: ExitStack) -> Cluster:
+def _own(ray: ModuleType, store_bytes: int, cleanup: ExitStack) -> Cluster:
     _remove_left_behind()
     folder = folder_for_ray(f"{_PREFIX}{os.getpid()}-")
     cleanup.enter_context(_on_loopback())
@@ -255,7 +278,7 @@ def _own(ray: Any, store_bytes: int, cleanup: ExitStack) -> Cluster:
     return _measured(Cluster("local", folder, cleanup))
 
 
-def _joined(ray: Any, address: str, cleanup: ExitStack) -> Cluster:
+def _joined(ray: ModuleType, address: str, cleanup: ExitStack) -> Cluster:
     node = this_node()
     ours = node if node is not None and address in ("auto", node.address) else None
     if ours is not None:

@@ -6,7 +6,6 @@ In: commands and calls. Out: events. It never chooses a device, and Ray chooses 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from hetero.engines.base import Call, NodeUsage, Reach, Report, WorkerEntry
 from hetero.engines.ray.actor_proxy import START_S, ActorProxy
@@ -106,7 +105,7 @@ class RayEngine(PayloadEngine[ActorProxy]):
 
     # -- data -------------------------------------------------------------------------------------------------
 
-    def load(self, item: int) -> Any:
+    def load(self, item: int) -> object:
         """Return the value of a data item, from wherever it is; may wait for a copy."""
         found = self._context.items.find(item)
         if found.payload is not None:

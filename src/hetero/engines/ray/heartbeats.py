@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hetero.engines.ray.cluster import OWN_HOST, Cluster, Host
 from hetero.engines.shared.hub import Hub
 from hetero.floor.clock import monotonic_s
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
 
 __all__ = ["SILENT_S", "HeartbeatActor", "HostMonitor"]
 
@@ -36,7 +39,7 @@ class _Watched:
     def __init__(self, name: str) -> None:
         self.name = name
         self.node_id = ""
-        self.actor: Any = None
+        self.actor: ActorHandle | None = None
         self.answered_s = monotonic_s()
         self.asked = False
 

@@ -64,7 +64,7 @@ class JobClient:
     token: str
     certificates: Path | None
 
-    def ask(self, do: str, body: bytes = b"", **words: object) -> Iterator[dict[str, Any]]:
+    def ask(self, do: str, body: bytes = b"", **words: object) -> Iterator[dict[str, object]]:
         """Send one request; return the answers as they come.
 
         Raises

@@ -16,7 +16,7 @@ from pathlib import Path
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import format_bytes
 
-__all__ = ["MOST_BYTES", "JobProgram", "pack", "read_variables"]
+__all__ = ["MOST_BYTES", "JobProgram", "pack", "pack_modules", "read_variables"]
 
 MOST_BYTES = 100_000_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -66,13 +66,31 @@ def pack(script: Path, folder: Path | None = None) -> tuple[str, bytes]:
     """
     if not script.is_file():
         raise BadValueError(f"{script}: there is no such script", remedy="check the path")
-    base = script.parent if folder is None else folder
+    return _packed(script, script.parent, (script,)) if folder is None else _packed(script, folder, _files(folder))
+
+
+def pack_modules(script: Path) -> tuple[str, bytes]:
+    """Return the same for a script with the modules and packages beside it, which it may import.
+
+    Raises
+    ------
+    BadValueError
+        There is no such script, or the archive is larger than `MOST_BYTES`.
+    """
+    if not script.is_file():
+        raise BadValueError(f"{script}: there is no such script", remedy="check the path")
+    beside = [path for path in script.parent.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()]
+    modules = [path for path in _files_of(beside) if path.suffix == ".py"]
+    return _packed(script, script.parent, dict.fromkeys([script, *modules]))
+
+
+def _packed(script: Path, base: Path, paths: Iterable[Path]) -> tuple[str, bytes]:
     if not script.resolve().is_relative_to(base.resolve()):
         raise BadValueError(f"{script} is not in the folder {base}", remedy="name a folder that has the script in it")
     inside = script.resolve().relative_to(base.resolve()).as_posix()
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
-        for path in (script,) if folder is None else _files(folder):
+        for path in paths:
             file.write(path, path.resolve().relative_to(base.resolve()).as_posix())
             if archive.tell() > MOST_BYTES:
                 raise BadValueError(
@@ -83,7 +101,11 @@ def pack(script: Path, folder: Path | None = None) -> tuple[str, bytes]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.iterdir()):
+    yield from _files_of(folder.iterdir())
+
+
+def _files_of(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in sorted(paths):
         if path.name.startswith(".") or path.name in _LEFT_OUT or path.is_symlink():
             continue
         if path.is_dir():

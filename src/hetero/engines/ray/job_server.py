@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import psutil
 
@@ -33,6 +33,9 @@ from hetero.floor.clock import monotonic_s, sleep
 from hetero.floor.documents import parse_json, record_of
 from hetero.floor.errors import BadValueError, EngineError, FileError, HeteroError, did_you_mean
 from hetero.floor.listening import Admit, Listening, Verdict
+
+if TYPE_CHECKING:
+    from ray.dashboard.modules.job.common import JobInfo, JobInfoStorageClient
 
 __all__ = ["CANCELLED", "FILE", "LAST", "JobServer", "Jobs", "State", "keep_ends", "main"]
 
@@ -273,7 +276,7 @@ class Jobs:
         name = f"{_UNFIT.sub('-', Path(program.script).stem)[:40]}-{secrets.token_hex(4)}"
         uri = f"gcs://_ray_pkg_{hashlib.sha256(archive).hexdigest()[:32]}.zip"
         upload_package_to_gcs(uri, archive)
-        environment: dict[str, Any] = {"working_dir": uri, "env_vars": dict(program.variables)}
+        environment: dict[str, object] = {"working_dir": uri, "env_vars": dict(program.variables)}
         if program.packages:
             environment["pip"] = list(program.packages)
         command = program.command("python" if program.packages else sys.executable)
@@ -351,7 +354,7 @@ class Jobs:
             if not rest:
                 sleep(_LOOK_S_jobs)
 
-    def _call(self, question: Coroutine[Any, Any, Any]) -> Any:
+    def _call(self, question: Coroutine[object, object, object]) -> Any:
         try:
             return asyncio.run_coroutine_threadsafe(question, self._loop).result(_ANSWER_S)
         except TimeoutError as error:
@@ -369,7 +372,7 @@ async def _client() -> tuple[object, Path]:
         raise EngineError(
             f"Ray {ray.__version__} does not keep jobs as hetero knows it: {error}", remedy="use Ray 2.60"
         ) from error
-    worker: Any = importlib.import_module("ray._private.worker")
+    worker = importlib.import_module("ray._private.worker")
     logs = worker._global_node.get_logs_dir_path()
     _name_head(worker.global_worker.gcs_client)
     manager = JobManager(worker.global_worker.gcs_client, logs)
@@ -377,14 +380,14 @@ async def _client() -> tuple[object, Path]:
     return manager, Path(logs)
 
 
-def keep_ends(client: Any) -> None:
+def keep_ends(client: JobInfoStorageClient) -> None:
     """Keep the exit code of a job that is over from being overwritten.
 
     Ray's job manager, when it is started anew, would write this over the exit code of one that ends just then.
     """
     put = client.put_status
 
-    async def put_unless_over(job: str, *words: Any, **named: Any) -> None:
+    async def put_unless_over(job: str, *words: object, **named: object) -> None:
         info = await client.get_info(job)
         if info is None or not info.status.is_terminal():
             await put(job, *words, **named)
@@ -417,7 +420,7 @@ def _read_on(log: Path, position: int) -> bytes:
         return file.read(_CHUNK_BYTES)
 
 
-def _state(name: str, info: Any) -> State:
+def _state(name: str, info: JobInfo) -> State:
     word = _WORDS[str(info.status)]
     over = bool(info.status.is_terminal())
     code, why = (_exit_code(word, info.driver_exit_code), "") if over else (None, "")

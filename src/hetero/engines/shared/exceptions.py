@@ -12,6 +12,7 @@ import io
 import os
 import pickle
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hetero.engines.shared.wire import as_bytes, cloud_pickler
-from hetero.floor.errors import HeteroError, RemoteTracebackError, SerialisationError
+from hetero.floor.errors import HeteroError, RemoteTracebackError, SerialisationError, came_from
 from hetero.model.tasks import Failure
 
 __all__ = [
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 _OURS = f"{Path(__file__).parents[2]}{os.sep}"
-_LONGEST_CHAIN = 50
+_MOST = 50
 _SHOWN = 200
 _SIMPLE = (str, int, float, bool, bytes, type(None))
 
@@ -54,22 +55,22 @@ class _Plain(NamedTuple):
     kind : the class pickled, None where it cannot be
     name : its name
     bases : (module, qualified name) of it and of its bases, in their order
-    made : the arguments of the built-in base's constructor
+    made : the arguments of the built-in base's constructor, None where they are `args`
     args : the attribute `args`
     state : the other attributes, slots included
     whole : the exception pickled by its own `__reduce__`, where its class has one that works
-    cause, context : those of the exception, as bytes
+    cause, context : those of the exception, by their rows in the table, -1 for none
     """
 
     kind: bytes | None
     name: str
     bases: tuple[tuple[str, str], ...]
-    made: tuple[_Piece, ...]
+    made: tuple[_Piece, ...] | None
     args: tuple[_Piece, ...]
     state: dict[str, _Piece]
     whole: bytes | None
-    cause: bytes | None
-    context: bytes | None
+    cause: int
+    context: int
     suppress: bool
 
 
@@ -99,7 +100,7 @@ def dump_error(error: BaseException) -> tuple[bytes | None, str]:
         text = "".join(traceback.format_exception(type(error), error, frames or begin))
     except BaseException:  # noqa: BLE001  a user's exception may raise anything when it is shown
         text = one_line(error)
-    return _dumped(error, 0), text
+    return _dumped(error), text
 
 
 def load_error(blob: bytes | None, message: str, text: str) -> BaseException:
@@ -110,10 +111,7 @@ def load_error(blob: bytes | None, message: str, text: str) -> BaseException:
     error = _loaded(blob)
     if error is None:
         error = HeteroError(message)
-    last, seen = error, {id(error)}
-    while (cause := read_field(last, "__cause__")) is not None and id(cause) not in seen:
-        last = cause
-        seen.add(id(last))
+    *_, last = came_from(error)
     if type(last) is not RemoteTracebackError:
         write_field(last, "__cause__", RemoteTracebackError(text))
     return error
@@ -154,46 +152,75 @@ def failure_of(kind: object, message: str, blob: bytes | None, text: str) -> Fai
 # --- in the worker -------------------------------------------------------------------------------------------
 
 
+class _Rows:
+    """The exceptions that travel together: one, and those that it leads to, each of them once.
+
+    Attributes
+    ----------
+    errors : each at its row, so that circles end and what is reached in two ways stays one
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self.errors = [error]
+        self._at = {id(error): 0}
+
+    def of(self, error: BaseException | None) -> int:
+        """Return the row of an exception, -1 for none and for those that are too many."""
+        if error is None:
+            return -1
+        at = self._at.get(id(error), -1)
+        if at < 0 and len(self.errors) < _MOST:
+            at = self._at[id(error)] = len(self.errors)
+            self.errors.append(error)
+        return at
+
+
 @functools.cache
 def _pickler() -> Any:
     class Pickler(cloud_pickler()):  # type: ignore[misc]
+        rows: _Rows
+
         def reducer_override(self, value: object) -> object:
-            if isinstance(value, BaseException):
-                return _restored, (_dumped(value, _LONGEST_CHAIN - 1),)
+            if issubclass(type(value), BaseException):
+                return _referred, (self.rows.of(value),)  # type: ignore[arg-type]
             return super().reducer_override(value)
 
     return Pickler
 
 
-def _dumped(error: BaseException, depth: int) -> bytes | None:
-    try:
-        return pickle.dumps(tuple(_plain(error, depth)), 5)
-    except BaseException:  # noqa: BLE001  a user's class may raise anything, also when it is asked for an attribute
-        return None
+def _dumped(error: BaseException) -> bytes | None:
+    rows, found = _Rows(error), list[tuple[object, ...] | None]()
+    for each in rows.errors:  # of which more come
+        try:
+            found.append(tuple(_plain(each, rows)))
+        except BaseException:  # noqa: BLE001  a user's class may raise anything, also when it is asked for an attribute
+            found.append(None)
+    return None if found[0] is None else pickle.dumps(found, 5)
 
 
-def _plain(error: BaseException, depth: int) -> _Plain:
+def _plain(error: BaseException, rows: _Rows) -> _Plain:
     kind = type(error)
     base = _builtin(kind)
     made, *rest = _reduced(base, error)
+    args = read_field(error, "args")
+    as_args = len(made) == len(args) and all(one is other for one, other in zip(made, args, strict=True))
     state = {**(rest[0] if rest and isinstance(rest[0], dict) else {}), **_attributes(error)}
-    further = depth + 1 < _LONGEST_CHAIN
     cause, context = read_field(error, "__cause__"), read_field(error, "__context__")
     return _Plain(
-        _body(kind),
+        _body(kind, rows),
         kind.__name__,
         tuple([(one.__module__, one.__qualname__) for one in kind.__mro__]),
-        tuple(map(_piece, made)),
-        tuple(map(_piece, read_field(error, "args"))),
-        {name: _piece(value) for name, value in state.items()},
+        None if as_args else tuple([_piece(value, rows) for value in made]),
+        tuple([_piece(value, rows) for value in args]),
+        {name: _piece(value, rows) for name, value in state.items()},
         _whole(error) if _reduces_itself(kind) else None,
-        _dumped(cause, depth + 1) if cause is not None and further else None,
-        _dumped(context, depth + 1) if context not in (None, cause) and context is not None and further else None,
+        rows.of(cause),
+        rows.of(None if context is cause else context),
         read_field(error, "__suppress_context__"),
     )
 
 
-def _builtin(kind: type) -> Any:
+def _builtin(kind: type) -> type[BaseException]:
     """Return the nearest base that is written in C: the one that holds the fields that no attribute shows."""
     return next(base for base in kind.__mro__ if base.__module__ == "builtins" and issubclass(base, BaseException))
 
@@ -243,20 +270,22 @@ def _whole(error: BaseException) -> bytes | None:
         return None
 
 
-def _piece(value: object) -> _Piece:
+def _piece(value: object, rows: _Rows) -> _Piece:
     try:
         shown = repr(value)
     except BaseException:  # noqa: BLE001  a user's value may raise anything when it is shown
         shown = f"<{type(value).__name__}>"
-    return _Piece(_body(value), shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…")
+    return _Piece(_body(value, rows), shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…")
 
 
-def _body(value: object) -> bytes | None:
+def _body(value: object, rows: _Rows) -> bytes | None:
     if type(value) in _SIMPLE:
         return pickle.dumps(value, 5)
     try:
         file = io.BytesIO()
-        _pickler()(file, 5).dump(value)
+        pickler = _pickler()(file, 5)
+        pickler.rows = rows
+        pickler.dump(value)
         pickle.loads(file.getvalue())
     except BaseException:  # noqa: BLE001  a user's value may raise anything when pickled
         return None
@@ -266,36 +295,106 @@ def _body(value: object) -> bytes | None:
 # --- in the program ------------------------------------------------------------------------------------------
 
 
+class _Reading(threading.local):
+    """The table of which an exception is being read in this thread."""
+
+    table: _Table | None = None
+
+
+_reading = _Reading()
+
+
 def _loaded(blob: bytes | None) -> BaseException | None:
     if blob is None:
         return None
+    before = _reading.table
     try:
-        return _made(_Plain(*pickle.loads(blob)))
+        _reading.table = table = _Table(pickle.loads(blob))
+        return table.load()
     except BaseException:  # noqa: BLE001  a user's class may raise anything
         return None
+    finally:
+        _reading.table = before
 
 
-def _restored(blob: bytes | None) -> BaseException:
+def _referred(row: int) -> BaseException:
     """Return an exception that was inside another one, or inside one of its attributes."""
-    return _loaded(blob) or HeteroError("an exception that cannot be read here")
+    found = None if _reading.table is None else _reading.table.error(row)
+    return HeteroError("an exception that cannot be read here") if found is None else found
 
 
-def _made(plain: _Plain) -> BaseException:
-    lost: list[str] = []
-    whole = _value(plain.whole)
-    if isinstance(whole, BaseException):
-        error = whole
-    else:
-        error = _empty(_class(plain, lost), [_read(piece, "an argument", lost) for piece in plain.made])
-        write_field(error, "args", tuple([_read(piece, "", lost) for piece in plain.args]))
-        for name, piece in plain.state.items():
-            _set(error, name, piece, lost)
-    write_field(error, "__cause__", _loaded(plain.cause))
-    write_field(error, "__context__", _loaded(plain.context))
-    write_field(error, "__suppress_context__", plain.suppress)
-    for line in dict.fromkeys(lost):
-        add_note(error, f"hetero: {line} did not travel")
-    return error
+class _Table:
+    """Exceptions that travelled together, made as they are asked for, and filled once they are there.
+
+    Parameters
+    ----------
+    rows : as `_dumped` wrote them
+    """
+
+    def __init__(self, rows: list[tuple[object, ...] | None]) -> None:
+        self._rows = [None if row is None else _Plain._make(row) for row in rows]
+        self._begun: set[int] = set()
+        self._made: dict[int, BaseException] = {}
+        self._own: set[int] = set()
+        self._lost: dict[int, list[str]] = {}
+
+    def load(self) -> BaseException | None:
+        """Return the first."""
+        first = self.error(0)
+        filled = 0
+        while filled < len(self._made):  # of which more come
+            row = [*self._made][filled]
+            filled += 1
+            try:
+                self._fill(row)
+            except BaseException:
+                if row == 0:
+                    raise
+        return first
+
+    def error(self, row: int) -> BaseException | None:
+        """Return the exception of a row, None where it cannot be read; in a circle, one that is not complete yet."""
+        plain = self._rows[row] if row >= 0 else None
+        if plain is None or row in self._made:
+            return self._made.get(row)
+        try:
+            if row in self._begun:
+                self._made[row] = _empty(_class(plain, []), [])
+            else:
+                self._begun.add(row)
+                self._make(row, plain)
+        except BaseException:
+            if row == 0:
+                raise
+        return self._made.get(row)
+
+    def _make(self, row: int, plain: _Plain) -> None:
+        lost = self._lost[row] = []
+        whole = _value(plain.whole)
+        if isinstance(whole, BaseException):
+            self._own.add(row)
+            self._made[row] = whole
+            return
+        kind = _class(plain, lost)
+        made = [_read(piece, "an argument", lost) for piece in (plain.args if plain.made is None else plain.made)]
+        if row in self._made:
+            _begin(self._made[row], made)
+        else:
+            self._made[row] = _empty(kind, made)
+
+    def _fill(self, row: int) -> None:
+        plain, error, lost = self._rows[row], self._made[row], self._lost.get(row, [])
+        assert plain is not None
+        if row not in self._own:
+            if plain.made is not None:
+                write_field(error, "args", tuple([_read(piece, "", lost) for piece in plain.args]))
+            for name, piece in plain.state.items():
+                _set(error, name, piece, lost)
+        write_field(error, "__cause__", self.error(plain.cause))
+        write_field(error, "__context__", self.error(plain.context))
+        write_field(error, "__suppress_context__", plain.suppress)
+        for line in dict.fromkeys(lost):
+            add_note(error, f"hetero: {line} did not travel")
 
 
 def write_field(error: BaseException, name: str, value: object) -> None:
@@ -309,9 +408,9 @@ def write_field(error: BaseException, name: str, value: object) -> None:
         BaseException.__setattr__(error, name, value)
 
 
-def _dict_of(error: BaseException) -> dict[str, Any]:
+def _dict_of(error: BaseException) -> dict[str, object]:
     """Return the attributes that an exception has itself, whatever properties its class has."""
-    found: dict[str, Any] = vars(BaseException)["__dict__"].__get__(error)
+    found: dict[str, object] = vars(BaseException)["__dict__"].__get__(error)
     return found
 
 
@@ -334,7 +433,7 @@ def add_note(error: BaseException, line: str, unless: str = "") -> None:
         write_field(error, "__notes__", [*others, line])
 
 
-def _value(body: bytes | None) -> Any:
+def _value(body: bytes | None) -> object:
     if body is None:
         return None
     try:
@@ -343,7 +442,7 @@ def _value(body: bytes | None) -> Any:
         return None
 
 
-def _read(piece: Any, what: str, lost: list[str]) -> Any:
+def _read(piece: tuple[bytes | None, str], what: str, lost: list[str]) -> object:
     body, shown = piece
     if body is not None:
         try:
@@ -355,7 +454,7 @@ def _read(piece: Any, what: str, lost: list[str]) -> Any:
     return shown
 
 
-def _set(error: BaseException, name: str, piece: object, lost: list[str]) -> None:
+def _set(error: BaseException, name: str, piece: tuple[bytes | None, str], lost: list[str]) -> None:
     before = len(lost)
     value = _read(piece, f"the attribute {name!r}", lost)
     if len(lost) == before:
@@ -393,13 +492,16 @@ def _imported(module: str, path: str) -> type[BaseException] | None:
 
 def _empty(kind: type[BaseException], made: list[object]) -> BaseException:
     """Make an exception with its built-in part set, and without the `__init__` of its class."""
-    base = _builtin(kind)
     try:
         error: BaseException = kind.__new__(kind, *made)
     except BaseException:  # noqa: BLE001  of a class with a `__new__` of its own
-        error = base.__new__(kind, *made)
-    try:
-        base.__init__(error, *made)
-    except BaseException:  # noqa: BLE001  as far as it came is enough
-        return error
+        error = _builtin(kind).__new__(kind, *made)
+    _begin(error, made)
     return error
+
+
+def _begin(error: BaseException, made: list[object]) -> None:
+    try:
+        _builtin(type(error)).__init__(error, *made)
+    except BaseException:  # noqa: BLE001  as far as it came is enough
+        return

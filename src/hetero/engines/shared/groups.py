@@ -56,9 +56,9 @@ class GroupChannel:
         self,
         rank: int,
         world_size: int,
-        send: Callable[[int, Any], None],
+        send: Callable[[int, object], None],
         receive: Callable[[], Any],
-        copy: Callable[[Any, memoryview], None],
+        copy: Callable[[object, memoryview], None],
         address: str = "127.0.0.1",
     ) -> None:
         self.rank = rank
@@ -196,7 +196,7 @@ class Assembly:
     copy : copies what stands for the data of a piece into a buffer
     """
 
-    def __init__(self, copy: Callable[[Any, memoryview], None]) -> None:
+    def __init__(self, copy: Callable[[object, memoryview], None]) -> None:
         self._copy = copy
         self._body: bytes | None = b""
         self._buffers: list[memoryview] = []
@@ -235,7 +235,7 @@ class GroupMessages:
         pool: MemoryPool,
         transport: msg.Transport,
         counters: Counter[str],
-        send: Callable[[tuple[Any, ...]], None],
+        send: Callable[[tuple[object, ...]], None],
         announce: Callable[[Payload], None],
     ) -> None:
         self._pool = pool

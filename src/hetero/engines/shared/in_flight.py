@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hetero.engines.base import Call, Function
 from hetero.engines.shared.exceptions import one_line
@@ -18,6 +18,9 @@ from hetero.engines.shared.memory_pool import Payload
 from hetero.engines.shared.wire import as_bytes
 from hetero.floor.errors import SerialisationError
 from hetero.model.commands import Launch
+
+if TYPE_CHECKING:
+    pass
 
 __all__ = [
     "FUNCTIONS_KEPT",

@@ -26,7 +26,7 @@ class _Missing:
 MISSING = _Missing()
 
 
-def resolve(value: Any, values: Mapping[int, Any]) -> Any:
+def resolve(value: Any, values: Mapping[int, object]) -> object:
     """Return a value with the items themselves in place of references to them, inside containers too."""
     kind = type(value)
     if kind is ItemRef:
@@ -247,7 +247,7 @@ class Items:
         payload = self.payload(number)
         return (payload.wire(), None), payload
 
-    def for_thread(self, number: int, kept: Callable[[Any], object], holder: Holder) -> object:
+    def for_thread(self, number: int, kept: Callable[[object], object], holder: Holder) -> object:
         """Return the value of an item to a worker thread."""
         item = self.find(number)
         replica = item.on(holder)

@@ -76,7 +76,7 @@ class Segment:
         assert self.bytes is not None
         return self.bytes[offset : offset + nbytes]
 
-    def view(self, offset: int, nbytes: int, keep: object = None) -> Any:
+    def view(self, offset: int, nbytes: int, keep: object = None) -> object:
         """Return a part of it, private and writable."""
         return private_view(self.memory, offset, nbytes, keep)
 
@@ -550,7 +550,7 @@ class SharedMappings:
                 raise HeteroError(f"segment {number} of the memory pool did not reach this worker")
             return self._segments[number]
 
-    def value(self, wire: WireValue, views: list[Any], items: Mapping[int, object] | None = None) -> Any:
+    def value(self, wire: WireValue, views: list[object], items: Mapping[int, object] | None = None) -> Any:
         """Read a value; weak references to the buffers that it looks at are added to `views`."""
         body, places = wire
         buffers = [self._view(*place) for place in places]

@@ -5,10 +5,13 @@ In: nothing. Out: tags and tuples that both sides agree on.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hetero.engines.shared.wire import BufferPlace, WireValue
 from hetero.engines.shared.worker_setup import WorkerSetup
+
+if TYPE_CHECKING:
+    from hetero.model.device import Device
 
 __all__ = ["AttemptCall", "Cancelled", "Hello", "NoRoomError", "Transport", "UnserialisableError", "granted"]
 
@@ -37,7 +40,7 @@ class Hello(NamedTuple):
     fleet : the devices to which tasks that its tasks submit may go; empty where these stay with it
     """
 
-    device: Any
+    device: Device
     parent: int
     origin_s: float
     pool_fd: int
@@ -50,7 +53,7 @@ class Hello(NamedTuple):
     transport: Transport
     setup: WorkerSetup
     authkey: bytes = b""
-    fleet: tuple[Any, ...] = ()
+    fleet: tuple[Device, ...] = ()
 
 
 class AttemptCall(NamedTuple):

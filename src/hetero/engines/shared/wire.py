@@ -17,7 +17,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import FunctionType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ from hetero.engines.base import ItemRef
 from hetero.floor.containers import is_container, rebuild
 from hetero.floor.errors import SerialisationError
 from hetero.floor.platform import same_bytes
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "LARGE_BYTES",
@@ -84,10 +87,10 @@ def _item(item: int) -> object:
     return _items.values[item]
 
 
-def _array(data: Any, dtype: str, shape: tuple[int, ...], order: Any) -> NDArray[Any]:
+def _array(data: Any, dtype: str, shape: tuple[int, ...], order: Any) -> NDArray[np.generic]:
     if 0 in shape:
         return np.empty(shape, dtype)
-    flat: NDArray[Any] = np.frombuffer(data, dtype)
+    flat: NDArray[np.generic] = np.frombuffer(data, dtype)
     return (flat if flat.flags.writeable else flat.copy()).reshape(shape, order=order)
 
 
@@ -95,19 +98,19 @@ def _scalar(dtype: str, data: bytes) -> object:
     return np.frombuffer(data, dtype)[0]
 
 
-def _tensor(array: NDArray[Any]) -> Any:
+def _tensor(array: NDArray[np.generic]) -> object:
     import torch
 
     return torch.from_numpy(array)
 
 
 @functools.lru_cache(maxsize=256)
-def _named(dtype: np.dtype[Any]) -> bool:
+def _named(dtype: np.dtype[np.generic]) -> bool:
     """Return whether the text of a dtype says all about it."""
     return dtype.kind in _PLAIN_KINDS | _TEXT_KINDS and dtype.itemsize > 0 and np.dtype(dtype.str) == dtype
 
 
-def _reduce_array(array: NDArray[Any]) -> object:
+def _reduce_array(array: NDArray[np.generic]) -> object:
     if not _named(array.dtype):
         return array.__reduce_ex__(5)
     order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
@@ -116,7 +119,7 @@ def _reduce_array(array: NDArray[Any]) -> object:
     return _array, (pickle.PickleBuffer(plain), array.dtype.str, array.shape, order)
 
 
-def _reduce_own(value: Any) -> object:
+def _reduce_own(value: torch.Tensor) -> object:
     """Reduce what both picklers know: arrays, NumPy scalars, references to items."""
     kind = type(value)
     if kind is np.ndarray:
@@ -177,7 +180,7 @@ def _with_slots(kind: type, reduced: tuple[Any, ...]) -> tuple[object, ...]:
     return make, (*given, {**keywords, "__slots__": slots}, tracker, extra), (content, *others), *rest
 
 
-def _reduce_tensor(value: Any) -> object:
+def _reduce_tensor(value: torch.Tensor) -> object:
     if type(value).__name__ != "Tensor" or value.requires_grad or value.device.type != "cpu":
         return NotImplemented
     try:
@@ -273,7 +276,7 @@ class Copies(Generic[Kept]):
         return made
 
     def _remember(self, key: tuple[int, int], made: Kept, owner: object) -> None:
-        def forget(_: object, known: OrderedDict[Any, Any] = self._known) -> None:
+        def forget(_: object, known: OrderedDict[tuple[int, int], tuple[Kept, object]] = self._known) -> None:
             known.pop(key, None)
 
         with suppress(TypeError):  # what no weak reference can name is copied each time
@@ -298,7 +301,7 @@ def as_bytes(value: object) -> bytes:
     return file.getvalue()
 
 
-def load(body: Any, buffers: Sequence[Any] = (), items: Mapping[int, Any] | None = None) -> Any:
+def load(body: Any, buffers: Sequence[Any] = (), items: Mapping[int, object] | None = None) -> Any:
     """Read back what `dump` made of a value, with the values of the items that it refers to."""
     if body is None:
         body, *buffers = buffers

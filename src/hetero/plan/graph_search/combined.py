@@ -19,7 +19,7 @@ from hetero.plan.graph_search.portfolio import portfolio
 from hetero.plan.graph_search.windows import ExactLimits, improve, is_here
 from hetero.plan.problem import Problem, Timeline
 
-__all__ = ["WHOLE_AT_MOST", "BestSchedule", "rehearse", "search"]
+__all__ = ["WHOLE_AT_MOST", "BestSchedule", "Turns", "rehearse", "search", "search_from"]
 
 WHOLE_AT_MOST = 60
 """Graphs of up to so many tasks are given to the exact search whole."""
@@ -90,6 +90,15 @@ def search(p: Problem, seed: int) -> Generator[BestSchedule, float | None, None]
     yield from _Mixed(p, seed, best, members).run()
 
 
+def search_from(p: Problem, seed: int, members: list[Timeline]) -> Generator[BestSchedule, float | None, None]:
+    """Go on as `search` does once it has taken the portfolio, whose schedules are handed in."""
+    best = min(members, key=lambda timeline: timeline.makespan_s)
+    bound_s = critical_path_bound(p)
+    found = BestSchedule(best, bound_s, "portfolio")
+    yield found
+    yield from _Mixed(p, seed, found, members).run()
+
+
 def rehearse(p: Problem) -> None:
     """Take each part of the search once, so that loading and compiling is over before a budget begins."""
     members = [member.timeline for member in portfolio(p)]
@@ -97,17 +106,19 @@ def rehearse(p: Problem) -> None:
     mixed.rehearse()
 
 
-class _Turns:
-    """When a part of the search has its next turn."""
+class Turns:
+    """When a part of a search has its next turn; one without gain makes the next one rarer, down to every `rarest`."""
 
     def __init__(self, first: int, rarest: int) -> None:
         self._next = self._gap = self._least = first
         self._rarest = rarest
 
     def is_due(self, turn: int) -> bool:
+        """Return whether it is its turn."""
         return turn >= self._next
 
     def took(self, turn: int, gained: bool) -> None:
+        """Record a turn that was had."""
         self._gap = self._least if gained else min(2 * self._gap, self._rarest)
         self._next = turn + self._gap
 
@@ -129,8 +140,8 @@ class _Mixed:
         left_s = yield from self._justify()
         turn = 0
         small = len(self._p.order) <= WHOLE_AT_MOST
-        exact = _Turns(*(_EXACT if small else _WINDOWS))
-        evolve = _Turns(*_EVOLVE)
+        exact = Turns(*(_EXACT if small else _WINDOWS))
+        evolve = Turns(*_EVOLVE)
         while not self._best.is_optimal:
             turn += 1
             before_s = self._best.timeline.makespan_s

@@ -5,7 +5,7 @@ In: a `Problem`, the portfolio, a generator of chance. Out: better schedules. It
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +15,6 @@ from hetero.plan.planners.ranks import by_rank
 from hetero.plan.problem import Floats, Ints, Problem, Timeline
 
 __all__ = ["Evolution"]
-
-Decoder = Callable[[Problem, Ints, Ints], Timeline]
 
 _SIZE = 24
 _CHANGED_FRAC, _LEAST_CHANGED = 0.02, 2
@@ -38,7 +36,6 @@ class Evolution:
     ----------
     p : the problem
     timelines : the schedules to begin with; each becomes the keys and pins that give it again
-    decode : gives the schedule of an order and pins
 
     Notes
     -----
@@ -52,9 +49,8 @@ class Evolution:
     Journal of Heuristics 17 (2011), 487-525. The pins are added here.
     """
 
-    def __init__(self, p: Problem, timelines: Sequence[Timeline], decode: Decoder = list_schedule) -> None:
+    def __init__(self, p: Problem, timelines: Sequence[Timeline]) -> None:
         self._p = p
-        self._decode = decode
         self._choices = [np.flatnonzero(row) for row in np.isfinite(p.seconds)]
         self._count = 0
         self._people: list[_Genome] = []
@@ -77,7 +73,7 @@ class Evolution:
             keys[task] = np.clip(keys[task] + rng.normal(0.0, 0.05), 0.0, 1.0)
         for task in rng.integers(len(keys), size=changed):
             pinned[task] = -1 if rng.random() < 0.5 else rng.choice(self._choices[task])
-        timeline = self._decode(self._p, by_rank(self._p, keys), pinned)
+        timeline = list_schedule(self._p, by_rank(self._p, keys), pinned)
         self._join(_Genome(timeline.makespan_s, self._count, keys, pinned))
         return timeline
 

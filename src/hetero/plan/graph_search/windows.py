@@ -7,16 +7,19 @@ OR-tools is imported inside functions. It must not read a clock: limits are OR-t
 from __future__ import annotations
 
 import importlib.util
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from hetero.plan.planners.list_scheduling import order_of, timed_schedule
 from hetero.plan.problem import Floats, Ints, Problem, Timeline
 
-__all__ = ["ExactLimits", "improve", "is_here"]
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
 
-_TICKS = 2**28
+__all__ = ["TICKS", "ExactLimits", "improve", "is_here", "whole_ticks"]
+
+TICKS = 2**28
 """The makespan to beat is so many ticks; seconds are rounded down, so that a proven bound holds."""
 
 
@@ -81,7 +84,7 @@ def improve(p: Problem, timeline: Timeline, first: int, last: int, limits: Exact
 
     order = order_of(p, timeline)
     window = _window(p, timeline, order, first, last)
-    tick_s = timeline.makespan_s / _TICKS
+    tick_s = timeline.makespan_s / TICKS
     if tick_s <= 0.0:
         return timeline, timeline.makespan_s
     model, starts, at = _model(p, timeline, window, tick_s)
@@ -103,7 +106,7 @@ def improve(p: Problem, timeline: Timeline, first: int, last: int, limits: Exact
     return (better if better.makespan_s < timeline.makespan_s else timeline), bound_s
 
 
-def _ticks(seconds: float, tick_s: float) -> int:
+def whole_ticks(seconds: float, tick_s: float) -> int:
     """Return whole ticks, rounded down and a thousandth more, so that no rounding makes a sum of parts too long."""
     return max(0, int(seconds / tick_s - 1e-3))
 
@@ -175,29 +178,31 @@ def _groups(p: Problem, window: _Window) -> list[list[int]]:
     return list(groups.values())
 
 
-def _model(p: Problem, timeline: Timeline, window: _Window, tick_s: float) -> tuple[Any, list[Any], list[Any]]:
+def _model(
+    p: Problem, timeline: Timeline, window: _Window, tick_s: float
+) -> tuple[cp_model.CpModel, list[cp_model.IntVar], list[list[tuple[int, cp_model.IntVar]]]]:
     """Build the model; returns it, the start of each free task, and its literals, one a group that can run it."""
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
     groups = _groups(p, window)
-    span = model.new_int_var(_ticks(window.floor_s, tick_s), _TICKS, "")
-    intervals: list[list[Any]] = [[] for _ in groups]
-    starts: list[Any] = []
-    at: list[list[tuple[int, Any]]] = []
+    span = model.new_int_var(whole_ticks(window.floor_s, tick_s), TICKS, "")
+    intervals: list[list[cp_model.IntervalVar]] = [[] for _ in groups]
+    starts: list[cp_model.IntVar] = []
+    at: list[list[tuple[int, cp_model.IntVar]]] = []
     for row, task in enumerate(window.tasks):
-        start = model.new_int_var(0, _TICKS, "")
+        start = model.new_int_var(0, TICKS, "")
         model.add_hint(start, int(timeline.start_s[task] / tick_s))
-        literals: list[tuple[int, Any]] = []
+        literals: list[tuple[int, cp_model.IntVar]] = []
         for number, group in enumerate(groups):
             d = group[0]
             if not np.isfinite(p.seconds[task, d]):
                 continue
             literal = model.new_bool_var("")
-            ticks = _ticks(p.seconds[task, d], tick_s)
+            ticks = whole_ticks(p.seconds[task, d], tick_s)
             intervals[number].append(model.new_optional_fixed_size_interval_var(start, ticks, literal, ""))
-            model.add(start >= _ticks(window.since_s[row, d], tick_s)).only_enforce_if(literal)
-            behind = ticks + _ticks(window.after_s[row, d], tick_s)
+            model.add(start >= whole_ticks(window.since_s[row, d], tick_s)).only_enforce_if(literal)
+            behind = ticks + whole_ticks(window.after_s[row, d], tick_s)
             model.add(start + behind <= span).only_enforce_if(literal)
             model.add_hint(literal, int(timeline.device[task]) in group)
             literals.append((number, literal))
@@ -211,7 +216,7 @@ def _model(p: Problem, timeline: Timeline, window: _Window, tick_s: float) -> tu
             model.add_cumulative(own, [1] * len(own), len(group))
         work = sum(interval.size_expr() * interval.presence_literals()[0] for interval in own)
         least = min(since_s[group[0]] for since_s in window.since_s), min(row[group[0]] for row in window.after_s)
-        model.add(work <= len(group) * (span - _ticks(least[0], tick_s) - _ticks(least[1], tick_s)))
+        model.add(work <= len(group) * (span - whole_ticks(least[0], tick_s) - whole_ticks(least[1], tick_s)))
     _precedences(p, model, window, groups, starts, at, tick_s)
     model.minimize(span)
     return model, starts, at
@@ -219,11 +224,11 @@ def _model(p: Problem, timeline: Timeline, window: _Window, tick_s: float) -> tu
 
 def _precedences(
     p: Problem,
-    model: Any,
+    model: cp_model.CpModel,
     window: _Window,
     groups: list[list[int]],
-    starts: list[Any],
-    at: list[list[tuple[int, Any]]],
+    starts: list[cp_model.IntVar],
+    at: list[list[tuple[int, cp_model.IntVar]]],
     tick_s: float,
 ) -> None:
     row_of = {int(task): row for row, task in enumerate(window.tasks)}
@@ -234,10 +239,10 @@ def _precedences(
                 continue
             for number, ran in at[row_of[before]]:
                 src = groups[number][0]
-                end = starts[row_of[before]] + _ticks(p.seconds[before, src], tick_s)
+                end = starts[row_of[before]] + whole_ticks(p.seconds[before, src], tick_s)
                 model.add(starts[row] >= end).only_enforce_if(ran)
                 for other, runs in at[row]:
-                    travel = _ticks(_transfer_s(p, p.pred_bytes[e], p.node[src], p.node[groups[other][0]]), tick_s)
+                    travel = whole_ticks(_transfer_s(p, p.pred_bytes[e], p.node[src], p.node[groups[other][0]]), tick_s)
                     if travel > 0:
                         model.add(starts[row] >= end + travel).only_enforce_if([ran, runs])
 

@@ -127,13 +127,19 @@ def _numbers(names: Sequence[tuple[str, str]]) -> list[int]:
 
 
 def contended_schedule(
-    p: Problem, c: Channels, order: Ints, pinned: Ints | None = None, ahead_s: Floats | None = None
+    p: Problem,
+    c: Channels,
+    order: Ints,
+    pinned: Ints | None = None,
+    ahead_s: Floats | None = None,
+    cluster: Ints | None = None,
 ) -> tuple[Timeline, Moves]:
     """Place the tasks in an order, each on the device where it ends first, transfers waiting for one another.
 
     Parameters
     ----------
     order, pinned, ahead_s : as in `hetero.plan.planners.list_scheduling.list_schedule`
+    cluster : shape (n_tasks,); tasks of one number >= 0 take the device of the first of them, where they can run there
 
     Notes
     -----
@@ -146,29 +152,46 @@ def contended_schedule(
     O. Sinnen, L. A. Sousa, "Communication contention in task scheduling", IEEE TPDS 16 (2005), 503-515: edges are
     scheduled on links as tasks are on processors.
     """
-    from hetero.plan.planners.contention_kernels import contended
+    from hetero.plan.planners.contention_kernels import contended, state_of
 
-    n = len(order)
-    found = Timeline(np.full(n, -1, dtype=np.int64), np.zeros(n), np.zeros(n))
     routes = c.arrays
+    state = state_of(p, routes)
     most = len(c.pred_item) * int(np.diff(c.hop_first).max(initial=0))
     moves = Moves(np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64), np.empty(most), np.empty(most))
-    free = np.full(n, -1, dtype=np.int64) if pinned is None else pinned
-    count = contended(p, routes, order, free, _NO_TABLE if ahead_s is None else ahead_s, *found, moves)
+    free = np.full(len(order), -1, dtype=np.int64)
+    count = contended(
+        p,
+        routes,
+        order,
+        free if pinned is None else pinned,
+        free if cluster is None else cluster,
+        _NO_TABLE if ahead_s is None else ahead_s,
+        state,
+        moves,
+    )
     item, hop, start_s, finish_s = moves
-    return found, Moves(item[:count].copy(), hop[:count].copy(), start_s[:count].copy(), finish_s[:count].copy())
+    sent = Moves(item[:count].copy(), hop[:count].copy(), start_s[:count].copy(), finish_s[:count].copy())
+    return Timeline(state.device, state.start_s, state.finish_s), sent
 
 
-def least_transfers(p: Problem) -> Problem:
+def least_transfers(p: Problem, c: Channels) -> Problem:
     """Return the problem with, between memory nodes, the least latency and seconds a byte that any path could have.
 
     Notes
     -----
-    A copy that was put elsewhere may come back faster than over the path of the fewest links; a bound must hold
-    for that too. It is the same problem wherever the direct link is the best path.
+    A copy that was put elsewhere, also on a memory node without devices, may come back faster than over the path of the
+    fewest links; a bound must hold for that too. It is the same problem wherever the direct link is the best path.
     """
-    latency_s, s_per_byte = p.latency_s.copy(), p.s_per_byte.copy()
-    for middle in range(len(latency_s)):
+    size, with_devices = len(c.nodes), len(p.latency_s)
+    latency_s, s_per_byte = np.full((size, size), np.inf), np.full((size, size), np.inf)
+    latency_s[c.hop_src, c.hop_dst], s_per_byte[c.hop_src, c.hop_dst] = c.hop_latency_s, c.hop_s_per_byte
+    np.fill_diagonal(latency_s, 0.0)
+    np.fill_diagonal(s_per_byte, 0.0)
+    for middle in range(size):
         np.minimum(latency_s, latency_s[:, middle, None] + latency_s[None, middle], out=latency_s)
         np.minimum(s_per_byte, s_per_byte[:, middle, None] + s_per_byte[None, middle], out=s_per_byte)
-    return p._replace(latency_s=latency_s, s_per_byte=s_per_byte)
+    latency_s[~np.isfinite(latency_s)] = s_per_byte[~np.isfinite(s_per_byte)] = 0.0
+    return p._replace(
+        latency_s=np.minimum(latency_s[:with_devices, :with_devices], p.latency_s),
+        s_per_byte=np.minimum(s_per_byte[:with_devices, :with_devices], p.s_per_byte),
+    )

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import inf, isfinite
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -212,7 +211,7 @@ class _StageSearch:
         crossing_s[:-1, :-1, 1:] = np.moveaxis(np.asarray(chain.crossing_s, dtype=float), 0, 2)
         self.half_s = crossing_s / 2
 
-    def _compute(self, chain: LayerChain, after: int) -> NDArray[Any]:
+    def _compute(self, chain: LayerChain, after: int) -> NDArray[np.float64]:
         """Return s by (device, k, i), inf where a stage with so many behind it is empty, impossible or does not fit."""
         seconds = np.asarray(chain.seconds, dtype=float).T
         able = np.isfinite(seconds)
@@ -225,7 +224,7 @@ class _StageSearch:
         possible = fits & (_spans(~able) == 0) & (order[:, None] < order[None, :])
         return np.where(possible, sums, inf)
 
-    def _most(self, working_bytes: Sequence[float]) -> NDArray[Any]:
+    def _most(self, working_bytes: Sequence[float]) -> NDArray[np.float64]:
         most = np.zeros((self.layers + 1, self.layers + 1))
         for first in range(self.layers):
             most[first, first + 1 :] = np.maximum.accumulate(np.asarray(working_bytes[first:], dtype=float))
@@ -257,7 +256,9 @@ class _StageSearch:
                     best = float(values[none, 0]), now, device
         return None if best is None else self._follow(chosen, *best[1:])
 
-    def _in_front(self, rest: NDArray[Any], used: int, device: int, limit_s: float) -> tuple[Any, Any]:
+    def _in_front(
+        self, rest: NDArray[np.float64], used: int, device: int, limit_s: float
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Put every stage of a device in front; returns the least Σ t by (d, k), and which (e, i) that has."""
         own = self.compute_s[used.bit_count()][device][None, :, :] + self.half_s[device][:, None, :]
         sums = own + rest[device][:, None, :]
@@ -268,7 +269,9 @@ class _StageSearch:
         choice = flat.argmin(axis=2)
         return np.take_along_axis(flat, choice[..., None], axis=2)[..., 0] + arriving, choice
 
-    def _follow(self, chosen: dict[tuple[int, int], Any], used: int, device: int) -> list[tuple[int, int]]:
+    def _follow(
+        self, chosen: dict[tuple[int, int], NDArray[np.int64]], used: int, device: int
+    ) -> list[tuple[int, int]]:
         placed, before, first = [], self.devices, 0
         while first < self.layers:
             after, end = divmod(int(chosen[used, device][before, first]), self.layers + 1)
@@ -277,7 +280,7 @@ class _StageSearch:
         return placed
 
 
-def _spans(rows: NDArray[Any]) -> NDArray[Any]:
+def _spans(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the sums of all spans k … i − 1 of rows, by (row, k, i)."""
     sums = np.concatenate([np.zeros((len(rows), 1)), np.cumsum(rows, axis=1)], axis=1)
     return np.asarray(sums[:, None, :] - sums[:, :, None])

@@ -1,0 +1,177 @@
+"""A step of the user's own loop that is done again by those that are left when a process was lost in it.
+
+In: the script's function of a step and its batch. Out: what the function returns, once all processes that are left have
+done the whole of it. It must not know how processes are lost, nor start any.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hetero.floor.errors import BadValueError
+from hetero.train.process_group import ProcessGroup, ProcessLostError
+from hetero.train.reducer import Reducer
+from hetero.train.shared_batches import SharedBatches
+from hetero.train.shared_loader import Batch, tensors_in
+
+__all__ = ["Recovery"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _StepState:
+    """What a function of a step may have changed before the process was lost.
+
+    Attributes
+    ----------
+    generators
+        Sets random numbers back.
+    buffers
+        Of the models, with what was in them.
+    trained
+        The parameters and the state of each optimizer; empty where the function steps at its end, as most do.
+    """
+
+    generators: Callable[[], None]
+    buffers: list[tuple[Tensor, Tensor]]
+    trained: list[tuple[Optimizer, Mapping[str, object], list[tuple[Tensor, Tensor]]]]
+
+
+class Recovery:
+    """Does a step anew when a process was lost in it.
+
+    Parameters
+    ----------
+    processes, batches, reducer
+        The parts of this process.
+
+    Attributes
+    ----------
+    models
+        Those that are prepared.
+    """
+
+    def __init__(self, processes: ProcessGroup, batches: SharedBatches, reducer: Reducer) -> None:
+        self._processes = processes
+        self._batches = batches
+        self._reducer = reducer
+        self.models: list[torch.nn.Module] = []
+        self._passes = 2
+
+    def step(self, function: Callable[..., T], batch: Sequence[Batch]) -> T:
+        """Call a function until no process is lost in it.
+
+        Parameters
+        ----------
+        batch
+            What it is given: the batch as the loader gave it, whole or in parts, and things that have no rows.
+        """
+        processes = self._processes
+        if processes.checks or processes.has_check:
+            return function(*batch)
+        if not processes.is_alone or self._batches.is_stale:
+            self._check(batch)
+        if processes.is_alone:
+            return function(*batch)
+        state, known = self._state(), self._batches.current
+        self._batches.remember()
+        self._reducer.remember()
+        while not processes.is_alone:
+            try:
+                with processes.recovering():
+                    found = function(*batch)
+            except ProcessLostError:
+                self._restore(state)
+                self._reducer.begin_again()
+                batch, known = self._again(batch, known)
+            else:
+                self._passes = self._reducer.passes_of_attempt
+                return found
+        return function(*batch)
+
+    def _check(self, batch: Sequence[Batch]) -> None:
+        """Refuse tensors that are not of the batch: those of a smaller number of processes are not known."""
+        known = {id(each) for each in tensors_in(self._batches.current)}
+        for each in tensors_in(list(batch)):
+            if id(each) not in known and not isinstance(each, torch.nn.Parameter):
+                raise BadValueError(
+                    f"fleet.step was given a tensor of shape {tuple(each.shape)} that is not of the last batch as its "
+                    "loader gave it",
+                    remedy="give the batch as it came, and make everything else, fleet.split too, in the function",
+                )
+
+    def _again(self, batch: Sequence[Batch], before: Batch) -> tuple[Sequence[Batch], Batch]:
+        """Return what the function is given, with the own rows of the batch among those that are left, and these."""
+        after = self._batches.hand_out_again()
+        known = dict(_pairs(before, after)) if before is not None and after is not None else {}
+        return [_replaced(each, known) for each in batch], after
+
+    # --- what a function changes ---------------------------------------------------------------------------
+
+    def _state(self) -> _StepState:
+        buffers = [(each, each.detach().clone()) for model in self.models for each in model.buffers()]
+        trained = []
+        if self._passes > 1:  # as of two networks: one has stepped when the other is computed
+            for optimizer in self._reducer.steps:
+                parameters = [each for group in optimizer.param_groups for each in group["params"]]
+                copies = [(each, each.detach().clone()) for each in parameters]
+                trained.append((optimizer, copy.deepcopy(optimizer.state_dict()), copies))
+        return _StepState(_generators(self._processes.device), buffers, trained)
+
+    def _restore(self, state: _StepState) -> None:
+        state.generators()
+        with torch.no_grad():
+            for each, before in state.buffers:
+                each.copy_(before)
+            for optimizer, settings, parameters in state.trained:
+                for each, before in parameters:
+                    each.copy_(before)
+                optimizer.load_state_dict(copy.deepcopy(dict(settings)))
+
+
+def _pairs(before: Batch, after: Batch) -> list[tuple[int, Batch]]:
+    """Return for each part of a batch, by its `id`, what it is in another one made alike."""
+    found = [(id(before), after)]
+    if isinstance(before, Mapping):
+        parts = [(before[name], after[name]) for name in before]
+    elif isinstance(before, list | tuple):
+        parts = list(zip(before, after, strict=True))
+    else:
+        return found
+    return found + [pair for one, other in parts for pair in _pairs(one, other)]
+
+
+def _replaced(value: Batch, known: Mapping[int, Batch]) -> Batch:
+    if id(value) in known:
+        return known[id(value)]
+    if isinstance(value, Mapping):
+        return type(value)({name: _replaced(part, known) for name, part in value.items()})  # type: ignore[call-arg]
+    if type(value) in (list, tuple):
+        return type(value)(_replaced(part, known) for part in value)
+    return value
+
+
+def _generators(device: torch.device) -> Callable[[], None]:
+    """Return what sets the generators of torch, NumPy and Python, and the device's own, back to what they are now."""
+    own = None if device.type == "cpu" else getattr(torch, device.type)
+    before, numpys, pythons = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    owns = None if own is None else own.get_rng_state()
+
+    def restore() -> None:
+        torch.set_rng_state(before)
+        np.random.set_state(numpys)
+        random.setstate(pythons)
+        if own is not None:
+            own.set_rng_state(owns)
+
+    return restore

@@ -1,0 +1,541 @@
+"""Gradients in the user's own loop: the parts of a batch weighted as the loss means them, and added up.
+
+In: a loss of the own rows. Out: gradients of the whole batch, compared in the first steps with those of one device.
+It must not choose rows, and knows nothing of loaders.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+from zlib import crc32
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hetero.floor.errors import BadValueError
+from hetero.train import fleet
+from hetero.train import process_states as states
+from hetero.train import script_mistakes as mistakes
+from hetero.train.host_processes import LaunchOptions
+from hetero.train.loss_graph import ComparedGraphs
+from hetero.train.loss_terms import MOST_TERMS, Meaning, Term, common_factor, meanings_of, terms_of
+from hetero.train.parameter_rows import FirstSteps, ParameterRows, add_up, hooks_held, run_hooks
+from hetero.train.process_group import ProcessGroup
+from hetero.train.shared_batches import SharedBatches, StepClock
+from hetero.train.shared_loader import Batch
+from hetero.train.values import TrainingError
+
+__all__ = ["Reducer"]
+
+_MOST_CHECKED = 64
+_BITS = 0xFFFFFF  # that travel with gradients of float32, unchanged
+_COUNTS_CLOSE = {torch.float64: 1e-10, torch.float32: 1e-6}
+_COUNTS_ROUGH = 1e-2
+
+
+_NOTHING = 1e-300
+"""By what counts what counts nothing, so that sums of counts are not zero."""
+
+
+class Reducer:
+    """Makes of a backward pass over the own rows one over the whole batch.
+
+    Parameters
+    ----------
+    processes
+        Those that have the other rows.
+    batches
+        Which rows this process has.
+    options
+        Whether what mixes samples is refused, and for how many steps it is looked for.
+    step_clock
+        What measures the steps.
+
+    Attributes
+    ----------
+    first_steps
+        The comparison with one device.
+    steps
+        Of each prepared optimizer.
+    known
+        The `id` of each parameter whose gradients are reduced.
+    exchanges
+        Backward passes so far, and sums that the script has asked for.
+    loss
+        Of the whole batch, in the last pass; None where it is not known.
+    passes_of_attempt
+        Backward passes since `remember`.
+    is_within
+        Whether a pass is on its way, in which whatever goes backwards is torch's own.
+    """
+
+    def __init__(
+        self, processes: ProcessGroup, batches: SharedBatches, options: LaunchOptions, step_clock: StepClock
+    ) -> None:
+        self._processes = processes
+        self._batches = batches
+        self._options = options
+        self._clock = step_clock
+        self.first_steps = FirstSteps(processes.everybody, 2 * MOST_TERMS, rough=processes.is_mixed)
+        self.steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self.known: set[int] = set()
+        self.exchanges = 0
+        self.loss: float | None = None
+        self.is_within = False
+        self._managed: list[ParameterRows] = []
+        self._graphs = ComparedGraphs()
+        self._ways: dict[tuple[str, ...], tuple[Meaning, ...]] = {}
+        self._stepped: weakref.ref[Optimizer] | None = None
+        self._pending: list[tuple[Tensor, Tensor]] = []
+        self._syncs = True
+        self._defers = False
+        self._factor: float | None = None
+        self._count: float | None = None
+        self._stashed: list[tuple[Tensor, Tensor]] | None = None
+        self._remembered: tuple[int, dict[Optimizer, int]] = (0, {})
+        self.passes_of_attempt = 0
+        self._totals: list[float] = []
+        self._signature = 0.0
+
+    def manage(self, label: str, names: Sequence[str], parameters: Sequence[Tensor]) -> None:
+        """Reduce the gradients of parameters, those that are new, from now on."""
+        pairs = [(name, each) for name, each in zip(names, parameters, strict=True) if id(each) not in self.known]
+        mistakes.raise_if(mistakes.uninitialized(label, [each for _, each in pairs]))
+        if any(each.is_complex() for _, each in pairs):
+            self._processes.end_with(
+                BadValueError(
+                    f"{label} has complex parameters, whose gradients cannot travel",
+                    remedy="hold real and imaginary parts as two parameters",
+                )
+            )
+        self.known.update(id(each) for _, each in pairs)
+        self._graphs.watch()
+        self._managed.append(ParameterRows(label, [name for name, _ in pairs], [each for _, each in pairs]))
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Keep the gradients of the passes in here until the first one outside."""
+        before, self._defers = self._defers, True
+        self._batches.has_unsynced = True
+        try:
+            yield
+        finally:
+            self._defers = before
+            self._batches.has_unsynced = before or bool(self._pending)
+
+    # --- when a process is lost ----------------------------------------------------------------------------
+
+    def remember(self) -> None:
+        """Record where an attempt at a step begins."""
+        self._remembered = self.exchanges, dict(self.steps)
+        self._stashed, self.passes_of_attempt = None, 0
+
+    def begin_again(self) -> None:
+        """Go back to where the attempt began; gradients of earlier steps are back, and those of this one gone."""
+        self.exchanges, steps = self._remembered
+        for optimizer, number in steps.items():
+            self.steps[optimizer] = number
+        if self._stashed is not None:
+            self._set_aside()
+            for parameter, gradient in self._stashed:
+                parameter.grad = gradient
+        self._pending, self._stashed, self.passes_of_attempt = [], None, 0
+
+    # --- one backward pass ---------------------------------------------------------------------------------
+
+    def backward(self, loss: Tensor, weight: float | None, options: dict[str, Batch]) -> None:
+        """Do one backward pass, weighted as the loss needs it, and exchange what came of it.
+
+        Parameters
+        ----------
+        weight
+            What the mean of the loss divides by in this process; None finds it out.
+        options
+            As for `torch.Tensor.backward`.
+        """
+        if options.get("create_graph"):
+            self._processes.end_with(
+                BadValueError(
+                    "backward(create_graph=True) would need gradients of gradients of other processes",
+                    remedy="take torch.autograd.grad(..., create_graph=True) for the penalty, backward() for the sum",
+                )
+            )
+        mistakes.check_loss(loss, options.get("gradient"))
+        if not self._managed:
+            raise BadValueError(
+                "backward() is called before anything is prepared",
+                remedy="write model, optimizer, loader = fleet.prepare(model, optimizer, loader) before the loop",
+            )
+        if self._batches.is_stale and self._batches.is_divided:
+            self._processes.end_with(
+                TrainingError(
+                    "a process was lost that had rows of this batch, and nobody has them",
+                    remedy="give the batch to fleet.step with the function that computes it",
+                )
+            )
+        with self._clock.in_backward():
+            self._pass(loss, weight, options)
+        if not self.steps:
+            self._count_down()
+        self._batches.leave_if_undivided()
+
+    def _pass(self, loss: Tensor, weight: float | None, options: dict[str, Batch]) -> None:
+        self._batches.order.used()
+        stashed = self._set_aside()
+        if self._stashed is None:
+            self._stashed = stashed
+        self.passes_of_attempt += 1
+        self.loss = None
+        self.exchanges += 1
+        counts = _counts_of(_terms(loss, weight, options)) if self._processes.checks else []
+        with hooks_held(self._managed) as hooks:
+            # A hook sees the gradient of each pass, and what is not exchanged is lost with a process.
+            self._syncs = not self._defers or bool(hooks) or self._processes.is_recovering
+            if self._processes.checks:
+                self._back(loss, options)
+            else:
+                self._weighted(loss, weight, options)
+            if self._syncs and not self._processes.checks:
+                self._processes.commit()
+        if not self._syncs:
+            self._pending += self._set_aside()
+        elif self._processes.checks:
+            self._add(self._pending)
+            with self._processes.ended_together():
+                self.first_steps.show(self._touched(), states.drawn(), counts)
+        if self._syncs:
+            self._pending = []
+            run_hooks(hooks)
+        self._add(stashed)
+        self._batches.has_unsynced = self._defers or bool(self._pending)
+        self._batches.computed(is_synced=self._syncs)
+
+    def _weighted(self, loss: Tensor, weight: float | None, options: dict[str, Batch]) -> None:
+        terms = _terms(loss, weight, options)
+        self._signature = _told(terms, is_empty=self._batches.has_none)
+        signature = tuple(term.signature for term in terms)
+        ways = list(meanings_of(terms))
+        if signature in self._ways:
+            ways = [self._ways[signature], *(way for way in ways if way != self._ways[signature])]
+        checking = self._syncs and self._processes.has_check
+        if not checking or weight is not None:
+            del ways[1:]
+        if not checking and signature not in self._ways and not all(term.is_known for term in terms):
+            self._guess(terms, ways[0])
+        self._look_at_graph(loss, terms, is_new=signature not in self._ways)
+        apart = ""
+        for number, way in enumerate(ways):
+            again = number + 1 < len(ways) or (checking and not self._options.strict)
+            retain = bool(options.get("retain_graph")) or again
+            self._run(loss, terms, way, {**options, "retain_graph": retain})
+            if not self._syncs:
+                self._ways.setdefault(signature, way)
+                return
+            with self._processes.ended_together():
+                self._reduce(loss)
+                last = number + 1 == len(ways)
+                apart = self.first_steps.compare(self._touched(), loss.dtype, last=last) if checking else ""
+            if not apart:
+                break
+        if checking and not self._processes.is_mixed and self.first_steps.drawn != states.drawn():
+            if self._options.strict:
+                self._processes.end_with(states.draws_refused())
+            self._processes.note(f"{states.draws_refused().problem}; --no-strict goes on")
+        if checking and not apart and weight is None and self._batches.is_divided:
+            self._compare_counts(terms, way, loss)
+        if apart and self._options.strict:
+            self._refuse(terms, apart)
+        if apart:
+            self._processes.note(f"the gradients of {apart} are not those of one device, and --no-strict goes on")
+            self._run(loss, terms, ways[0], options)
+            with self._processes.ended_together():
+                self._reduce(loss)
+        self._ways[signature] = ways[0] if apart else way
+        if self._factor is None and loss.numel() == 1:
+            self._processes.note(
+                f"after backward, loss.item() of a loss made of {_names(terms)} is that of the own rows: what its "
+                "terms are for the whole batch cannot be told from their sum"
+            )
+        if self.loss is not None and not loss.is_leaf and not options.get("retain_graph"):
+            loss.detach().fill_(self.loss)
+
+    def _guess(self, terms: Sequence[Term], way: Sequence[Meaning]) -> None:
+        """Refuse a loss that may be a mean or a sum, and comes after the steps that would have shown which it is."""
+        if self._options.strict and self._options.check_steps > 0 and not self._processes.has_check:
+            self._processes.end_with(
+                BadValueError(
+                    f"a loss made of {_names(terms)} may be a mean or a sum over the batch, and was not there in the "
+                    "steps that were compared with one device",
+                    remedy="give fleet.backward(loss, weight=what its mean divides by), compare more steps with "
+                    "--check-steps, or start with --no-strict",
+                )
+            )
+        self._processes.note(f"a loss made of {_names(terms)} was not compared; taken as {' and '.join(way)}")
+
+    def _look_at_graph(self, loss: Tensor, terms: Sequence[Term], *, is_new: bool) -> None:
+        """Refuse what mixes rows and was not compared, before a step is taken by it."""
+        if self._processes.has_check:
+            self._graphs.learn(loss)
+            return
+        if self._options.check_steps == 0 or (not self._graphs.is_due() and not is_new):
+            return
+        rows = self._batches.in_use
+        found = self._graphs.strange(loss, rows.count, [term.node for term in terms])
+        if found.mixing and self._options.strict and 1 < rows.count < rows.whole:
+            self._processes.end_with(
+                BadValueError(
+                    f"{', '.join(found.mixing[:3])} may mix the samples of a batch, and was not there in the steps "
+                    "that were compared with one device",
+                    remedy="have it there in the first steps, compare more of them with --check-steps, or start with "
+                    "--no-strict",
+                )
+            )
+        strange = [*found.mixing, *found.other]
+        if strange:
+            self._processes.note(
+                f"not compared with one device, as it was not there in the first steps: {', '.join(strange[:3])}"
+                + (f" and {len(strange) - 3} more" if len(strange) > 3 else "")
+            )
+
+    def _run(self, loss: Tensor, terms: Sequence[Term], way: Sequence[Meaning], options: dict[str, Batch]) -> None:
+        """Run the backward pass with each term weighted by what it means."""
+        for each in self._managed:
+            for parameter in each.parameters:
+                parameter.grad = None
+        factors = self._factors(terms, way, loss)
+        self._factor = common_factor(factors, way)
+        if len(set(factors)) == 1 and (factors[0] or terms[0].node is None):
+            seed: Tensor | None = options.pop("gradient", None)
+            seed = torch.full_like(loss, factors[0]) if seed is None else seed * factors[0]
+            self._back(loss, {**options, "gradient": seed})
+            return
+        hooks = [term.node.register_prehook(_scaling(factor)) for term, factor in zip(terms, factors, strict=True)]
+        try:
+            self._back(loss, options)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _back(self, loss: Tensor, options: dict[str, Batch]) -> None:
+        """Go backwards as torch does; what is called on the way is torch's own, too."""
+        self.is_within = True
+        try:
+            with self._clock.own_work():
+                fleet.backward(loss, **options)
+        finally:
+            self.is_within = False
+
+    def counts_for(self, value: Tensor) -> float:
+        """Return by what a number of the own rows counts in that of the whole batch, 0 where numbers are added.
+
+        A number without a graph is taken for a mean over rows; so is one of several terms that count differently.
+        """
+        rows = 0.0 if self._batches.has_none else float(self._batches.in_use.count)
+        terms = terms_of(value) if value.requires_grad else ()
+        way = self._ways.get(tuple(term.signature for term in terms)) or next(meanings_of(terms))
+        if terms and all(meaning == "sum" for meaning in way):
+            return 0.0
+        if len(terms) != 1 or way[0] not in ("mean", "divided"):
+            return max(rows, _NOTHING)
+        return max(0.0 if self._batches.has_none else terms[0].counts(way[0]), _NOTHING)
+
+    def _factors(self, terms: Sequence[Term], way: Sequence[Meaning], loss: Tensor) -> list[float]:
+        """Return what each term is multiplied by in this process, so that the parts add up to the whole batch."""
+        own = [term.counts(meaning) for term, meaning in zip(terms, way, strict=True)]
+        if way == ("divided",) and own[0] <= 1.0 and loss.numel() == 1 and not float(loss.detach()):
+            own = [0.0]
+            self._processes.note(
+                f"{self._processes.devices[self._processes.rank]}: a loss of 0 that is divided by at most 1 is taken "
+                "for that of no row, as with clamp(min=1); fleet.backward(loss, weight=n) says what it is divided by",
+                of_each=True,
+            )
+        rows, is_divided, none = self._batches.in_use, self._batches.is_divided, self._batches.has_none
+        if self._batches.order.are_several and (none or "samples" in way) and self._options.strict:
+            self._processes.end_with(
+                BadValueError(
+                    f"batches of which each process has other parts meet in a loss made of {_names(terms)}",
+                    remedy="call backward for each of them, or give --shares equal and batches of equal size",
+                )
+            )
+        totals = list(own)
+        self._count, self._totals = None, []
+        if len(own) == 1 and own[0] == own[0] and is_divided and self._syncs and not self._pending:
+            # What all have counted comes with the gradients; until then they are divided by the rows of the batch.
+            self._count, totals = 0.0 if none else own[0], [float(rows.whole)]
+        elif any(count == count for count in own):
+            counts = [0.0 if none or count != count else count for count in own]
+            row = torch.tensor(counts, dtype=torch.float64)
+            with self._processes.ended_together():
+                self._processes.all_reduce(row)
+            totals = self._totals = row.tolist()
+        once = 1.0 / len(self._processes.members)
+        share = rows.count / rows.whole if is_divided else once
+        known: dict[str, float] = {"samples": share, "once": once, "sum": 0.0 if none else 1.0}
+        if not is_divided:
+            known["sum"] = share
+        return [
+            known[meaning] if meaning in known else (0.0 if none or not total else count / total)
+            for meaning, count, total in zip(way, own, totals, strict=True)
+        ]
+
+    def _compare_counts(self, terms: Sequence[Term], way: Sequence[Meaning], loss: Tensor) -> None:
+        """Refuse what is divided by more, or less, in the parts than in the whole batch, however little."""
+        whole = self.first_steps.counts
+        closeness = _COUNTS_CLOSE.get(loss.dtype, _COUNTS_ROUGH)
+        for number, (meaning, total) in enumerate(zip(way, self._totals, strict=False)):
+            expected = whole[number + MOST_TERMS * (meaning == "divided")]
+            if meaning not in ("mean", "divided") or expected != expected or self._batches.order.are_several:
+                continue
+            if abs(total - expected) <= closeness * abs(expected):
+                continue
+            error = BadValueError(
+                f"{_names(terms[number : number + 1])} is divided by {expected:.12g} for the whole batch, and by "
+                f"{total:.12g} in the parts together, as with a guard such as + 1e-6 or clamp(min=1)",
+                remedy="give fleet.backward(loss, weight=n), n being the number without the guard",
+            )
+            if self._options.strict:
+                self._processes.end_with(error)
+            self._processes.note(f"{error.problem}, and --no-strict goes on")
+
+    # --- the exchange --------------------------------------------------------------------------------------
+
+    def _reduce(self, loss: Tensor) -> None:
+        """Add up the gradients over the processes; those that nobody has stay None."""
+        busy_s = self._clock.busy_s()
+        self._add(self._pending)
+        touched = self._touched()
+        value = float(loss.detach()) * self._factor if self._factor and loss.numel() == 1 else 0.0
+        unknown = float(self._factor is None or loss.numel() != 1)
+        table = self._table(busy_s)
+        numbers, ratio = np.array([value, self._count or 0.0, unknown, *table.reshape(-1)]), 1.0
+
+        def hear(summed: NDArray[np.float64]) -> float:
+            nonlocal numbers, ratio
+            numbers = summed
+            told = [[float(each) for each in row] for row in summed[3:].reshape(table.shape)]
+            self._raise_if_apart(told[4:], told[3])
+            if self._count is not None and summed[1]:
+                ratio = self._batches.in_use.whole / float(summed[1])
+            return ratio
+
+        add_up(touched, self._processes.members_group, numbers, hear, whole_rows=self._processes.has_check)
+        each_s, steps_s, owns_s = numbers[3:].reshape(table.shape)[:3].tolist()
+        if self._count is not None:
+            self._totals = [float(numbers[1])]
+        is_of_none = self._count is not None and not numbers[1]
+        self.loss = None if numbers[2] or is_of_none else float(numbers[0]) * ratio
+        first = self._processes.members[0]
+        self._batches.learn(each_s, steps_s[first], owns_s[first])
+        self._clock.restart()
+
+    def _table(self, busy_s: float) -> NDArray[np.float64]:
+        """Return what each process tells of itself, a column for each of them, with the own one filled in."""
+        last = None if self._stepped is None else self._stepped()
+        optimizers = [] if last is None else [last]
+        own = states.of_process(self._batches.given, optimizers, self._managed, self._batches.passes)
+        if self._processes.is_mixed:  # each kind of device has a generator of its own
+            own = (0.0, *own[1:])
+        table = np.zeros((4 + len(own), self._processes.world))
+        table[:, self._processes.rank] = [busy_s, *self._clock.last_step, self._signature, *own]
+        return table
+
+    def _raise_if_apart(self, told: Sequence[Sequence[float]], signatures: Sequence[float]) -> None:
+        """End all processes where they have come apart, by what each has told."""
+        error = states.trouble(*([row[rank] for rank in self._processes.members] for row in told))
+        if error is None and len({signatures[rank] for rank in self._processes.members} - {0.0}) > 1:
+            error = BadValueError(
+                "the loss of a batch is made in one way by one process and otherwise by another, as where it depends "
+                "on whether one of the own rows is valid",
+                remedy="give fleet.backward(loss, weight=n), n being what its mean divides by, 0 for no row",
+            )
+        if error is not None and self._options.strict:
+            self._processes.end_with(error)
+        if error is not None:
+            self._processes.note(f"{error.problem}, and --no-strict goes on")
+
+    def _touched(self) -> list[ParameterRows]:
+        return [each for each in self._managed if each.has_gradients]
+
+    def _set_aside(self) -> list[tuple[Tensor, Tensor]]:
+        """Take the gradients of earlier passes off the parameters; they are those of whole batches already."""
+        found = [(one, one.grad) for each in self._managed for one in each.parameters if one.grad is not None]
+        for parameter, _ in found:
+            parameter.grad = None
+        return found
+
+    @staticmethod
+    def _add(gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
+
+    # --- the check -----------------------------------------------------------------------------------------
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Record that an optimizer has stepped."""
+        self.steps[optimizer] += 1
+        self._stepped = weakref.ref(optimizer)
+        self._batches.stepped(optimizer)
+        self._count_down()
+
+    def _count_down(self) -> None:
+        """End the check when every optimizer has done its steps."""
+        if not self._processes.has_check:
+            return
+        wanted = self._options.check_steps
+        done = min(self.steps.values()) if self.steps else self._batches.passes
+        if done >= wanted or self._batches.passes >= _MOST_CHECKED * wanted:
+            self._processes.dismiss_check(ends=self._options.check_only)
+
+    def _refuse(self, terms: Sequence[Term], where: str) -> NoReturn:
+        words = (
+            f"parts of a batch do not add up to the batch: the gradients of {where} differ from those of one device, "
+            f"for a loss made of {_names(terms)}"
+        )
+        self._processes.end_with(
+            BadValueError(
+                words,
+                remedy="something mixes the samples of a batch, or the loss is normalised by its own batch: give "
+                "fleet.backward(loss, weight=what its mean divides by), or start with --no-strict",
+            )
+        )
+
+
+def _terms(loss: Tensor, weight: float | None, options: dict[str, Batch]) -> tuple[Term, ...]:
+    """Return what a loss is made of, as far as that matters."""
+    if options.get("gradient") is not None or not loss.requires_grad:
+        return (Term("loss with a gradient", loss.grad_fn),)
+    return terms_of(loss) if weight is None else (Term("given", loss.grad_fn, float(weight)),)
+
+
+def _counts_of(terms: Sequence[Term]) -> list[float]:
+    """Return by what terms are divided, a place for each that there may be."""
+    none = [math.nan] * (MOST_TERMS - len(terms))
+    return [*(each.weight for each in terms), *none, *(each.divisor for each in terms), *none]
+
+
+def _told(terms: Sequence[Term], *, is_empty: bool) -> float:
+    """Return a number that tells what a loss is made of; 0 where it is of no row."""
+    words = "|".join(sorted({each.signature for each in terms}))
+    return 0.0 if is_empty else float(crc32(words.encode()) & _BITS | 1)
+
+
+def _names(terms: Sequence[Term]) -> str:
+    return ", ".join(term.name.replace("Backward0", "").replace("Backward1", "") for term in terms)
+
+
+def _scaling(factor: float) -> Callable[[Sequence[Tensor | None]], tuple[Tensor | None, ...]]:
+    """Return a hook that multiplies gradients; by 0 it makes zeros even of what was divided by 0."""
+
+    def scaled(gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        return tuple(
+            None if each is None else each * factor if factor else torch.zeros_like(each) for each in gradients
+        )
+
+    return scaled

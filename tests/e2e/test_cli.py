@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 Done = subprocess.CompletedProcess[str]
-ENOUGH_S = 60
+ENOUGH_S = 120
 
 
 def hetero(*words: str, cwd: Path | None = None, given: str = "", **switches: str) -> Done:

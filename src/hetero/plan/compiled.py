@@ -61,5 +61,7 @@ def njit_in_place(function: Function) -> Function:
     """
     if _NUMBA is None:
         return function
-    made: Function = _NUMBA.njit(nogil=True, forceinline=True, _nrt=False)(function)
+    made: Function = _NUMBA.njit(
+        nogil=True, forceinline=True, _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True
+    )(function)
     return made

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hetero.plan.compiled import njit, njit_in_place
+from hetero.plan.graph_search.walk_kernels import shift
 from hetero.plan.planners.contention import Moves, Routes
 from hetero.plan.planners.contention_kernels import Bookmarks, LinkState, place_all
 from hetero.plan.problem import Floats, Ints, Problem
@@ -99,21 +100,6 @@ def _trace(p: Problem, w: ContendedWalk, c: Routes, s: LinkState) -> None:
                     many += 1
                 task = p.pred[waited]
     w.counts[_CRITICAL] = many
-
-
-@njit_in_place
-def _shift(w: ContendedWalk, was: int, now: int) -> None:
-    """Put the task of one turn at another, those between them one on."""
-    task = w.order[was]
-    step = 1 if now > was else -1
-    at = was
-    while at != now:
-        other = w.order[at + step]
-        w.order[at] = other
-        w.place[other] = at
-        at += step
-    w.order[now] = task
-    w.place[task] = now
 
 
 @njit_in_place
@@ -254,13 +240,13 @@ def _tried(
     for at in range(w.counts[_CHANGED]):
         since = min(since, w.place[w.changed[at]])
     if now != was:
-        _shift(w, was, now)
+        shift(w, was, now)
     span_s = place_all(p, c, s, b, w.order, w.device, since, w.tail_s, w.span_s[NOW] + slack_s, no)
     if span_s < np.inf:
         w.span_s[NOW] = span_s
         return True
     if now != was:
-        _shift(w, now, was)
+        shift(w, now, was)
     for at in range(w.counts[_CHANGED] - 1, -1, -1):
         w.device[w.changed[at]] = w.was[at]
     return False

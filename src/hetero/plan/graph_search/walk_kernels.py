@@ -10,7 +10,7 @@ moved along when they are asked for. A walk that stays near its last move so pay
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from hetero.plan.problem import Floats, Ints, Problem
 
 __all__ = [
     "AT", "BEST", "HEADS", "NOW", "NUMBER", "SEEN", "STEP", "TAILS", "UNTIL", "Move", "Walk", "begin", "find_heads",
-    "find_tails", "make", "settle", "travel",
+    "find_tails", "make", "settle", "shift", "travel",
 ]  # fmt: skip
 
 NUMBER, AT, STEP, HEADS, TAILS, UNTIL = range(6)
@@ -198,19 +198,29 @@ def begin(p: Problem, w: Walk) -> float:
     return float(w.span_s[NOW])
 
 
+class _Turns(Protocol):
+    """Tasks in an order: a task for each turn, and a turn for each task."""
+
+    @property
+    def order(self) -> Ints: ...
+    @property
+    def place(self) -> Ints: ...
+
+
 @njit_in_place
-def _shift(w: Walk, was: int, now: int) -> None:
-    """Put the task at one position of the order to another, those between them one on."""
-    task = w.order[was]
+def shift(turns: _Turns, was: int, now: int) -> None:
+    """Put the task at one turn of an order to another, those between them one on."""
+    order, place = turns.order, turns.place
+    task = order[was]
     step = 1 if now > was else -1
     at = was
     while at != now:
-        other = w.order[at + step]
-        w.order[at] = other
-        w.place[other] = at
+        other = order[at + step]
+        order[at] = other
+        place[other] = at
         at += step
-    w.order[now] = task
-    w.place[task] = now
+    order[now] = task
+    place[task] = now
 
 
 @njit_in_place
@@ -230,7 +240,7 @@ def _relink(p: Problem, w: Walk, move: Move) -> None:
     device, left, right = w.device[task], w.before[task], w.after[task]
     if other < 0:
         _link(w, left, right, device)
-        _shift(w, move.was, move.now)
+        shift(w, move.was, move.now)
     else:
         w.device[other], w.node[other], w.seconds[other] = device, p.node[device], p.seconds[other, device]
         _link(w, left, other, device)

@@ -23,8 +23,10 @@ _LOOKS_BEFORE_LEAVING = 3
 _LEARN_AT = (2, 4, 8, 16)
 _LEARN_EVERY = 32
 _SEEN = 8
+_FRESH_STEPS = 16
 _STEPS_KEPT = 15
 _TRIED = 7
+_SHOWN_BEFORE_LEAVING = 2
 _WORTH_A_TRIAL = 1.3
 _WORTH_OTHERS_FRAC = 0.02
 
@@ -242,8 +244,10 @@ class LearnedShares:
 
     Notes
     -----
-    Whether the others pay is tried out: for some steps the first process has all samples but one of each other. A step
-    that would take it no longer alone leaves the others out, for good. It is tried again after twice as many steps.
+    Whether the others pay is tried out: for some steps the first process has all samples but one of each other. Where a
+    step would take it no longer alone, steps with the shares as they were and such steps take turns once more, as other
+    programs may have been in the way of either; the second time the others are left out, for good. A device that stays
+    is tried again after twice as many steps.
 
     Examples
     --------
@@ -254,6 +258,8 @@ class LearnedShares:
 
     def __init__(self, world: int) -> None:
         self._seen: list[dict[int, list[float]]] = [{} for _ in range(world)]
+        self._seen_at: list[dict[int, int]] = [{} for _ in range(world)]
+        self._models = [StepModel(0.0, 1.0)] * world
         self._own: dict[int, list[float]] = {}
         self._steps_s: deque[float] = deque(maxlen=_STEPS_KEPT)
         self._rests_s: deque[tuple[float, float]] = deque(maxlen=_STEPS_KEPT)
@@ -261,6 +267,7 @@ class LearnedShares:
         self._settled: tuple[int, ...] = ()
         self._trial: tuple[int, ...] = ()
         self._tried = 0
+        self._shown = 0
         self._steps = 0
         self._look_at = _LEARN_AT[-1]
         self.shared: tuple[int, ...] = ()
@@ -290,9 +297,8 @@ class LearnedShares:
         busy_before, self._busy_s = self._busy_s, busy_s
         if self._steps == 1:  # the first step after the check is slow for many reasons
             return None
-        for seen, count, seconds in zip(self._seen, counts, busy_s, strict=True):
-            seen.setdefault(count, []).append(seconds)
-            del seen[count][:-_SEEN]
+        if not self._trial:
+            self._see(counts, busy_s)
         self._settled = self._settled or counts
         if sum(counts) < sum(self._settled):  # the last batch of an epoch
             return None
@@ -307,7 +313,33 @@ class LearnedShares:
         due = self._steps >= self._look_at and len(self._steps_s) >= _TRIED
         return self._look(counts, may_leave=may_leave) if due else None
 
+    def _see(self, counts: Sequence[int], busy_s: Sequence[float]) -> None:
+        """Take in what each process needed for its samples, and forget what is old: the devices may be slower now."""
+        for seen, seen_at, count, seconds in zip(self._seen, self._seen_at, counts, busy_s, strict=True):
+            seen.setdefault(count, []).append(seconds)
+            del seen[count][:-_SEEN]
+            seen_at[count] = self._steps
+            for old in [each for each, step in seen_at.items() if step <= self._steps - _FRESH_STEPS]:
+                del seen[old], seen_at[old]
+
+    def _model(self, rank: int, count: int) -> StepModel:
+        """Return how long a process takes for samples, at its speed with as many as it has now.
+
+        What a step takes with another number of samples says how much of it does not depend on them, unless another
+        program was in the way of one of the two.
+        """
+        seen = {each: median(seconds) for each, seconds in self._seen[rank].items() if each}
+        model = self._models[rank]
+        few, many = min(seen), max(seen)
+        if many >= few * 1.2 + 1 and seen[many] > seen[few]:
+            model = planning.fit_step(few, seen[few], many, seen[many])
+        factor = seen[count] / model.seconds(count)
+        self._models[rank] = StepModel(model.fixed_s * factor, model.per_sample_s * factor)
+        return self._models[rank]
+
     def _time(self, before: StepTimes, busy_s: Sequence[float]) -> None:
+        if before.counts not in (self._settled, self._trial):
+            return
         kept = self._own.setdefault(before.counts[0], [])
         kept.append(before.own_s)
         del kept[:-_STEPS_KEPT]
@@ -319,6 +351,7 @@ class LearnedShares:
 
     def _settle(self, counts: tuple[int, ...]) -> tuple[int, ...]:
         self._settled = counts
+        self._own.clear()
         self._steps_s.clear()
         self._rests_s.clear()
         return counts
@@ -328,7 +361,7 @@ class LearnedShares:
 
     def _shared_better(self, counts: tuple[int, ...]) -> tuple[int, ...] | None:
         members, whole = self._members(counts), sum(counts)
-        models = [_fitted_step(self._seen[rank]) for rank in members]
+        models = [self._model(rank, counts[rank]) for rank in members]
         plan = planning.make_plan(models, whole)
         now_s = planning.fixed_plan(models, [counts[rank] for rank in members]).step_s
         better = counts_of([max(share, 1e-9) for share in plan.shares], whole)
@@ -346,7 +379,7 @@ class LearnedShares:
         members, whole = self._members(counts), sum(counts)
         self.together_s = median(self._steps_s)
         self.alone_s = _fitted_step(self._own).seconds(whole)
-        models = [_fitted_step(self._seen[rank]) for rank in members]
+        models = [self._model(rank, counts[rank]) for rank in members]
         comm_s = max(0.0, median(talking_s for _, talking_s in self._rests_s))
         each_s = comm_s / max(1, len(members) - 1)
         plan = planning.make_plan(models, whole, [0.0, *(each_s * count for count in range(len(members)))])
@@ -354,21 +387,35 @@ class LearnedShares:
         rest_s = median(rest_s for rest_s, _ in self._rests_s)
         if fewer and plan.step_s + rest_s < self.together_s * (1 - planning.GAIN_FRAC):
             self.shared = counts
-            return self._settle(self._spread(members, plan.shares))
+            return self._settle(self._spread(members, plan.shares)) if self._is_shown_again() else None
         if self.alone_s >= self.together_s * _WORTH_A_TRIAL or whole < 2 * len(members):
+            self._shown = 0
             return None
         self._settled, self.shared, self._tried = counts, counts, 0
         self._trial = self._spread(members, (whole - len(members) + 1, *[1] * (len(members) - 1)))
         return self._trial
 
+    def _is_shown_again(self) -> bool:
+        """Count that leaving somebody out would pay; tells whether it was shown often enough, else looks again soon."""
+        self._shown += 1
+        if self._shown >= _SHOWN_BEFORE_LEAVING:
+            return True
+        self._look_at = self._steps
+        self._settle(self._settled)
+        return False
+
     def _after_trial(self, *, may_leave: bool) -> tuple[int, ...] | None:
         """Return how to go on after a trial; None while it lasts."""
         if self._tried < _TRIED:
             return None
-        whole, self._trial = sum(self._settled), ()
+        whole = sum(self._settled)
         self.alone_s = _fitted_step(self._own).seconds(whole)
+        del self._own[self._trial[0]]
+        self._trial = ()
         assert self.together_s is not None
-        if may_leave and self.alone_s < self.together_s * (1 + _WORTH_OTHERS_FRAC):
+        if not may_leave or self.alone_s >= self.together_s * (1 + _WORTH_OTHERS_FRAC):
+            self._shown = 0
+        elif self._is_shown_again():
             return self._settle((whole, *[0] * (len(self._seen) - 1)))
         return self._settled
 

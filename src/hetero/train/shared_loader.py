@@ -364,7 +364,9 @@ class SharedLoader:
 
     def rows_for(self, number: int, samples: int) -> Rows:
         """Return this process's rows of a batch, by the shares that count for it."""
-        shares = next(shares for begin, shares in reversed(self._plans) if begin <= number)
+        shares = self._plans[-1][1]
+        if self._plans[-1][0] > number:
+            shares = next(shares for begin, shares in reversed(self._plans) if begin <= number)
         rows = self._fleet.rows_for(shares, samples)
         self._sizes[number] = rows, shares
         return rows

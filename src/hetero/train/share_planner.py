@@ -26,7 +26,9 @@ _SEEN = 8
 _FRESH_STEPS = 16
 _STEPS_KEPT = 15
 _TRIED = 7
+_TRIED_AT_LEAST = 3
 _SHOWN_BEFORE_LEAVING = 2
+_LOOK_LATER = 4
 _WORTH_A_TRIAL = 1.3
 _WORTH_OTHERS_FRAC = 0.02
 
@@ -246,8 +248,9 @@ class LearnedShares:
     -----
     Whether the others pay is tried out: for some steps the first process has all samples but one of each other. Where a
     step would take it no longer alone, steps with the shares as they were and such steps take turns once more, as other
-    programs may have been in the way of either; the second time the others are left out, for good. A device that stays
-    is tried again after twice as many steps.
+    programs may have been in the way of either; the second time the others are left out, for good. A trial of which the
+    first steps all take longer ends with them. A device that stays is tried again after twice as many steps, four times
+    as many where all of them took longer.
 
     Examples
     --------
@@ -406,14 +409,18 @@ class LearnedShares:
 
     def _after_trial(self, *, may_leave: bool) -> tuple[int, ...] | None:
         """Return how to go on after a trial; None while it lasts."""
-        if self._tried < _TRIED:
+        assert self.together_s is not None
+        least_s = self.together_s * (1 + _WORTH_OTHERS_FRAC)
+        pays = self._tried >= _TRIED_AT_LEAST and min(self._own[self._trial[0]]) > least_s
+        if self._tried < _TRIED and not pays:
             return None
         whole = sum(self._settled)
         self.alone_s = _fitted_step(self._own).seconds(whole)
         del self._own[self._trial[0]]
         self._trial = ()
-        assert self.together_s is not None
-        if not may_leave or self.alone_s >= self.together_s * (1 + _WORTH_OTHERS_FRAC):
+        if pays:
+            self._look_at = max(self._look_at, _LOOK_LATER * self._steps)
+        if pays or not may_leave or self.alone_s >= least_s:
             self._shown = 0
         elif self._is_shown_again():
             return self._settle((whole, *[0] * (len(self._seen) - 1)))

@@ -9,6 +9,7 @@ import json
 import random
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -42,7 +43,7 @@ from hetero.train.compatibility import (  # noqa: E402
     seen,
     set_values,
 )
-from hetero.train.data import Samples, as_samples  # noqa: E402
+from hetero.train.data import Samples, as_samples, what_decides  # noqa: E402
 from hetero.train.losses import SummedLoss  # noqa: E402
 from hetero.train.membership import Membership  # noqa: E402
 from hetero.train.memory import PassLimit  # noqa: E402
@@ -1071,6 +1072,74 @@ def test_data_that_change_in_place_have_another_fingerprint() -> None:
         assert before == fingerprint(data)
         change()
         assert before != fingerprint(data)
+
+
+_scale = {"by": 1.0}
+
+
+class Readings(torch.utils.data.Dataset):  # type: ignore[misc]
+    """A dataset that keeps what it reads in every way that a program's own class may."""
+
+    factor = 1.0
+
+    class Slotted:
+        __slots__ = ("by",)
+
+        def __init__(self) -> None:
+            self.by = 1.0
+
+    def __init__(self) -> None:
+        self.rows, self.raw, self.inner = deque([1.0]), bytearray(b"ab"), self.Slotted()
+        self.named = type("Named", (list,), {})([1.0])
+        self.named.unit = 1.0
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        return self.scaled([index])
+
+    def scaled(self, values: list[int]) -> list[float]:
+        return [value * self.own() for value in values]
+
+    @staticmethod
+    def own() -> float:
+        return sum(_scale["by"] for _ in range(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("factor of the data", lambda data: setattr(Readings, "factor", 0.5)),
+        ("rows of the data", lambda data: data.rows.append(2.0)),
+        ("raw of the data", lambda data: data.raw.extend(b"c")),
+        ("inner of the data", lambda data: setattr(data.inner, "by", 0.5)),
+        ("named of the data", lambda data: setattr(data.named, "unit", 0.5)),
+        ("something that the code of the data uses", lambda data: _scale.update(by=0.5)),
+    ],
+)
+def test_whatever_a_dataset_keeps_or_reads_is_looked_at(
+    name: str, change: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Readings, "factor", 1.0)
+    monkeypatch.setitem(_scale, "by", 1.0)
+    data = Readings()
+
+    def found() -> dict[str, object]:
+        return {part: fingerprint(value) for part, value in what_decides(data, "the data").items()}
+
+    before = found()
+    assert difference(before, found()) == ""
+    change(data)
+    assert difference(before, found()) == name
+
+
+def test_a_loader_that_drops_its_last_batch_from_now_on_is_another_one() -> None:
+    loader = DataLoader(TensorDataset(torch.zeros(5, 1), torch.zeros(5)), 2)
+    before = {part: fingerprint(value) for part, value in what_decides(loader, "the data").items()}
+    loader.batch_sampler.drop_last = True
+    after = {part: fingerprint(value) for part, value in what_decides(loader, "the data").items()}
+    assert difference(before, after) == "drop_last of the batch sampler of the data"
 
 
 def test_settings_that_changed_are_found_and_set() -> None:

@@ -102,7 +102,11 @@ def test_an_executor_of_its_own_keeps_the_contract_of_a_process_pool(monkeypatch
         ({"max_workers": 1.5}, r"max_workers=1.5 is not allowed; give a whole number, 1 or more"),
         ({"max_workers": "2"}, r"max_workers='2' is not allowed"),
         ({"mp_context": multiprocessing.get_context("fork")}, "never forks of the program"),
+        ({"mp_context": "spawn"}, r"mp_context='spawn' is not allowed; give multiprocessing.get_context"),
         ({"max_tasks_per_child": 0}, "max_tasks_per_child must be >= 1"),
+        ({"ctx": 1.5}, "max_workers=1.5 is not allowed"),
+        ({"ctx": "2"}, "max_workers='2' is not allowed"),
+        ({"ctx": 2, "max_workers": 3}, "2 is no Context, and max_workers=3 is given beside it"),
     ):
         with pytest.raises(ValueError, match=said):
             hetero.tasks.Executor(**words)

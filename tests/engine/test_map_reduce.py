@@ -86,6 +86,21 @@ def test_an_exception_comes_from_the_iterator_after_the_results_before_it(thread
         next(results)
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 5, "auto"])
+def test_a_function_that_raises_stop_iteration_does_not_end_the_loop_over_its_results(
+    threads: hetero.Context, chunk: Any
+) -> None:
+    def unlucky(item: int) -> int:
+        if item == 2:
+            raise StopIteration("out of luck")
+        return item
+
+    with pytest.raises(RuntimeError, match="generator raised StopIteration") as caught:
+        list(threads.map(unlucky, range(5), chunk=chunk))
+    assert isinstance(caught.value.__cause__, StopIteration)
+    assert caught.value.__cause__.args == ("out of luck",)
+
+
 def test_map_raises_when_a_result_is_late(ctx: hetero.Context) -> None:
     if ctx.config.engine == "inline":
         assert list(ctx.map(square, [1], timeout=0.0)) == [1]

@@ -233,6 +233,28 @@ def test_a_run_that_goes_on_has_what_callbacks_set(fleet: hetero.Context, tmp_pa
     assert found[0][1] == found[1][1]
 
 
+class Growing(torch.utils.data.Dataset):  # type: ignore[misc]
+    """Samples of which there are more as time goes on."""
+
+    def __init__(self) -> None:
+        self.samples = 8
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((4,), float(index)), torch.zeros(1)
+
+
+def test_data_that_have_grown_between_two_fits_are_refused(fleet: hetero.Context) -> None:
+    data, model = Growing(), nn.Linear(4, 1)
+    with hetero.Trainer(model, nn.MSELoss(), adam(model), data, global_batch=4, devices=fleet) as trainer:
+        trainer.fit(1)
+        data.samples = 16
+        with pytest.raises(BadValueError, match="the data have 16 samples, and had 8 when the Trainer was made"):
+            trainer.fit(1)
+
+
 def test_a_context_whose_tasks_run_in_the_program_is_refused_rather_than_waited_for() -> None:
     inputs = torch.ones(8, 4)
     with hetero.Context(devices="1xcpu", engine="inline") as ctx:

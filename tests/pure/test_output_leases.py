@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
 from hetero.engines.shared.memory_pool import AHEAD, MemoryPool, OutputLeases
-from hetero.engines.shared.wire import Frames, WireValue, frame
+from hetero.engines.shared.wire import Frames, WireValue, dump, frame
 
 POOL_BYTES = 1 << 20
 SIZE = 100_000
@@ -87,3 +90,21 @@ def test_messages_come_out_of_a_stream_however_it_is_cut(size: int) -> None:
         while (message := frames.next()) is not None:
             found.append(message)
     assert found == messages * 3
+
+
+@pytest.mark.parametrize(
+    "values",
+    [np.array([1.5, 2.5]), np.arange(6).reshape(2, 3), np.arange(12.0)[::2], np.array(3.0), np.zeros(0), b"abc"],
+)
+def test_a_view_of_bytes_arrives_with_its_format_and_shape(values: Any) -> None:
+    view = memoryview(values)
+    body, buffers = dump(view)
+    assert body is not None
+    found = pickle.loads(body, buffers=buffers)
+    assert (found.format, found.shape, found.readonly) == (view.format, view.shape, view.readonly)
+    assert found == view
+
+
+def test_a_view_of_records_is_refused() -> None:
+    with pytest.raises(TypeError, match="memoryview of format 'T"):
+        dump(memoryview(np.zeros(2, dtype=[("a", "f8"), ("b", "i4")])))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from concurrent.futures.thread import BrokenThreadPool
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 from hetero.engines.shared.exceptions import UNREAD, dump_error, load_error, one_line
 from hetero.engines.shared.wire import as_bytes, load
@@ -82,11 +82,14 @@ class Executor(concurrent.futures.Executor):
         initargs: tuple[object, ...] = (),
         max_tasks_per_child: int | None = None,
     ) -> None:
-        if isinstance(ctx, int):
-            ctx, max_workers = None, ctx
-        _check(ctx, max_workers, mp_context, initializer, max_tasks_per_child)
-        self._owns = ctx is None
-        self.ctx: Context = _own_context(max_workers, initializer, initargs) if ctx is None else ctx
+        if ctx is not None and not hasattr(ctx, "devices"):  # as concurrent.futures takes it
+            if max_workers is not None:
+                raise BadValueError(f"{ctx!r} is no Context, and max_workers={max_workers!r} is given beside it")
+            ctx, max_workers = None, cast(int, ctx)
+        given = cast("Context | None", ctx)
+        _check(given, max_workers, mp_context, initializer, max_tasks_per_child)
+        self._owns = given is None
+        self.ctx: Context = _own_context(max_workers, initializer, initargs) if given is None else given
         ids = [device.id for device in self.ctx.devices]
         self._on = tuple(ids[:max_workers]) if max_workers is not None and max_workers < len(ids) else ()
         self._per_child = max_tasks_per_child or 0
@@ -334,6 +337,10 @@ def _check(
         raise BadValueError(
             "initializer= is of an executor's own workers, and this one uses those of a Context",
             remedy="give it to the Context: hetero.Context(options=hetero.tasks.ContextOptions(initializer=...))",
+        )
+    if mp_context is not None and not hasattr(mp_context, "get_start_method"):
+        raise BadValueError(
+            f"mp_context={mp_context!r} is not allowed", remedy="give multiprocessing.get_context('spawn') or none"
         )
     if mp_context is not None and mp_context.get_start_method(allow_none=False) == "fork":
         raise BadValueError(

@@ -128,8 +128,12 @@ class _Reader:
     def _set(self, value: Iterable[object]) -> None:
         self._word(type(value).__name__, "".join(sorted(map(value_identity, value))).encode())
 
-    def _buffer(self, value: bytes | bytearray | memoryview) -> None:
+    def _buffer(self, value: bytes | bytearray) -> None:
         self._word(type(value).__name__, bytes(value))
+
+    def _view(self, value: memoryview) -> None:
+        self._word("format", f"{value.format} {value.shape}".encode())
+        self._word("memoryview", value.tobytes())
 
     def _array(self, value: NDArray[np.generic]) -> None:
         if value.dtype.hasobject or value.dtype.kind in "mM":
@@ -252,7 +256,7 @@ _readers: dict[type, Callable[..., None]] = {
     set: _Reader._set,
     frozenset: _Reader._set,
     bytearray: _Reader._buffer,
-    memoryview: _Reader._buffer,
+    memoryview: _Reader._view,
     np.ndarray: _Reader._array,
     Future: _Reader._future,
     TaskFunction: _Reader._task,

@@ -44,9 +44,10 @@ class ChunkRunner:
         """Run the function over the columns' items."""
         begin, frame = monotonic_s(), current()
         if frame is not None and frame.depth == 0:
-            results = list(map(self.function, _marked(frame, columns[0]), *columns[1:]))
+            items = zip(_marked(frame, columns[0]), *columns[1:], strict=False)
         else:
-            results = list(map(self.function, *columns))
+            items = zip(*columns, strict=False)
+        results = [self.function(*each) for each in items]  # map() would end at a StopIteration
         return (monotonic_s() - begin) / max(1, len(results)), results
 
 
@@ -248,6 +249,9 @@ class Results(Iterator[Any]):
                 return self._take()
             self.close()
             raise _lost(error, part) from error
+        except StopIteration as error:  # which would end the loop that reads the results
+            self.close()
+            raise RuntimeError("generator raised StopIteration") from error
         except BaseException:
             part.future.cancel()
             self.close()

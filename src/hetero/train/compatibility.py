@@ -6,6 +6,7 @@ It must not compute a step: `verifying` does that.
 
 from __future__ import annotations
 
+import array
 import functools
 import inspect
 import json
@@ -13,6 +14,7 @@ import sys
 import threading
 import types
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -33,12 +35,14 @@ __all__ = [
     "check_model",
     "check_optimizer",
     "check_parameters",
+    "class_values",
     "difference",
     "dtype_held",
     "fingerprint",
     "group_values",
     "in_process",
     "model_hooks",
+    "own_methods",
     "process_settings",
     "seen",
     "set_values",
@@ -67,6 +71,7 @@ _MAKER = "give a function that makes the optimizer from parameters and registers
 _dtype_lock = threading.RLock()
 _DTYPE_WAIT_S = 60.0
 _MODULE_OWN = frozenset({"_parameters", "_buffers", "_modules", "training", "_is_full_backward_hook", "_version"})
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _MOST_DEEP = 6
 _MOST_ENTRIES = 10_000
 _MOST_MET = 200_000
@@ -400,11 +405,43 @@ def seen(model: object, loss: object, optimizer: object = None) -> dict[str, obj
 
 def _code_of(whole: torch.nn.Module) -> list[object]:
     """Return the functions of the classes of modules that are the program's own, and no installed package's."""
-    kinds = dict.fromkeys(kind for module in whole.modules() for kind in type(module).__mro__)
-    own = [
-        kind for kind in kinds if not (f"{kind.__module__}.".startswith(_LIBRARIES) or _is_installed(kind.__module__))
-    ]
-    return [each for kind in own for each in vars(kind).values() if isinstance(each, types.FunctionType)]
+    kinds = dict.fromkeys(kind for module in whole.modules() for kind in _own_kinds(type(module)))
+    return [each for kind in kinds for each in (*own_methods(kind).values(), class_values(kind))]
+
+
+def _own_kinds(kind: type) -> list[type]:
+    """Return a class and those that it inherits from which are the program's own, and no installed package's."""
+    return [each for each in kind.__mro__ if not _is_installed(each.__module__)]
+
+
+def class_values(kind: type) -> dict[str, object]:
+    """Return the values that the program's own classes hold for all of their objects.
+
+    Examples
+    --------
+    >>> class Scaled:
+    ...     __module__ = "program"
+    ...     factor = 0.5
+    ...
+    ...     def scale(self, value: float) -> float:
+    ...         return self.factor * value
+    >>> class_values(Scaled)
+    {'factor': 0.5}
+    """
+    return {
+        name: value
+        for each in reversed(_own_kinds(kind))
+        for name, value in vars(each).items()
+        if not (name.startswith(("__", "_abc_")) or hasattr(type(value), "__get__"))
+    }
+
+
+def _attributes(value: object) -> dict[str, object]:
+    """Return what an object holds, in slots too, and what its class holds for all of them."""
+    slots = [each for kind in type(value).__mro__ for each in vars(kind).items()]
+    names = [name for name, slot in slots if isinstance(slot, types.MemberDescriptorType)]
+    held = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return {**class_values(type(value)), **held, **getattr(value, "__dict__", {})}
 
 
 @functools.cache
@@ -473,15 +510,17 @@ def _print(value: Any, depth: int, met: set[int]) -> object:
         return value.shape, value.dtype.str, _content(value)
     if isinstance(value, type | types.ModuleType):
         return id(value)
-    if isinstance(value, dict | list | tuple | set | frozenset):
-        return type(value).__name__, _entries(value, depth, met)
+    if isinstance(value, bytearray | memoryview | array.array):
+        return id(value), zlib.crc32(value)
+    if hasattr(type(value), "__array__"):
+        return id(value), _content(np.asarray(value))
+    if isinstance(value, _CONTAINERS):
+        further = () if type(value) in _CONTAINERS else _entries(_attributes(value), depth, met)
+        return type(value).__name__, _entries(value, depth, met), further
     if isinstance(value, types.FunctionType | types.MethodType):
         return id(getattr(value, "__func__", value)), _of_function(value, depth, met)
-    inside = [getattr(value, name, None) for name in ("__dict__", "func", "args", "keywords")]
-    inside = inside if isinstance(value, functools.partial) else inside[:1]
-    return id(value), tuple(
-        _entries(one, depth, met) if isinstance(one, dict) else _print(one, depth + 1, met) for one in inside
-    )
+    inside = [getattr(value, name) for name in ("func", "args", "keywords") if isinstance(value, functools.partial)]
+    return id(value), _entries(_attributes(value), depth, met), tuple([_print(one, depth + 1, met) for one in inside])
 
 
 def _entries(value: Any, depth: int, met: set[int]) -> Any:
@@ -498,16 +537,32 @@ def _of_function(function: Any, depth: int, met: set[int]) -> object:
     plain = getattr(function, "__func__", function)
     if not isinstance(plain, types.FunctionType):
         return ()
-    names = plain.__code__.co_names
-    owner = vars(function.__self__) if plain is not function and hasattr(function.__self__, "__dict__") else {}
+    names = _names_in(plain.__code__)
+    owner = {} if plain is function else {**own_methods(type(function.__self__)), **_attributes(function.__self__)}
     reads = [owner[name] for name in names if name in owner]
     reads += [plain.__globals__[name] for name in names if name in plain.__globals__]
+    modules = [each for each in reads if isinstance(each, types.ModuleType) and not _is_installed(each.__name__)]
+    reads += [vars(module)[name] for module in modules for name in names if name in vars(module)]
     for cell in plain.__closure__ or ():
         try:
             reads.append(cell.cell_contents)
         except ValueError:  # it is empty yet
             continue
-    return tuple(_print(one, depth + 1, met) for one in [*reads, plain.__defaults__, plain.__kwdefaults__])
+    further = [*reads, plain.__defaults__, plain.__kwdefaults__, vars(plain)]
+    return tuple(_print(one, depth + 1, met) for one in further)
+
+
+def _names_in(code: types.CodeType) -> list[str]:
+    """Return the names that code reads, and the functions and comprehensions in it."""
+    inner = [name for each in code.co_consts if isinstance(each, types.CodeType) for name in _names_in(each)]
+    return list(dict.fromkeys([*code.co_names, *inner]))
+
+
+def own_methods(kind: type) -> dict[str, types.FunctionType]:
+    """Return the functions of the program's own classes, static ones and class methods too."""
+    held = {name: each for one in reversed(_own_kinds(kind)) for name, each in vars(one).items()}
+    found = {name: getattr(each, "__func__", each) for name, each in held.items()}
+    return {name: each for name, each in found.items() if isinstance(each, types.FunctionType)}
 
 
 def _content(array: Any) -> int:

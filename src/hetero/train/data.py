@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import random
-import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,6 +17,7 @@ import torch
 
 from hetero.floor.contexts import transparent
 from hetero.floor.errors import BadValueError
+from hetero.train.compatibility import class_values, own_methods
 from hetero.train.keyed_random import sample_seed, sample_seeds
 
 if TYPE_CHECKING:
@@ -310,15 +310,23 @@ def _may_be_equal(one: object, other: object) -> bool:
 def what_decides(data: object, name: str) -> dict[str, object]:
     """Return what the samples of users' data come from, by the names of the parts."""
     if isinstance(data, torch.utils.data.DataLoader):
-        return {**what_decides(data.dataset, name), f"something that collate_fn of {name} uses": data.collate_fn}
+        samplers = {"sampler": data.sampler, "batch sampler": data.batch_sampler}
+        chosen = {
+            f"{key} of the {what} of {name}": value
+            for what, sampler in samplers.items()
+            for key, value in getattr(sampler, "__dict__", {}).items()
+            if key not in ("data_source", "generator", "sampler")
+        }
+        used = {f"something that collate_fn of {name} uses": data.collate_fn}
+        return {**what_decides(data.dataset, name), **chosen, **used}
     if isinstance(data, Samples):
         return what_decides(data.dataset if data.arrays is None else data.arrays, name)
     data = data if (tensors := _tensors(data)) is None else tensors
     if isinstance(data, tuple | list) and len(data) == 2:
         return {f"the inputs of {name}": data[0], f"the targets of {name}": data[1]}
-    parts: dict[str, object] = {f"{key} of {name}": value for key, value in getattr(data, "__dict__", {}).items()}
-    own = [vars(kind) for kind in type(data).__mro__ if not f"{kind.__module__}.".startswith(_LIBRARIES)]
-    code = [each for table in own for each in table.values() if isinstance(each, types.FunctionType)]
+    held = {**class_values(type(data)), **getattr(data, "__dict__", {})}
+    parts: dict[str, object] = {f"{key} of {name}": value for key, value in held.items()}
+    code = list(own_methods(type(data)).values())
     return {**parts, name: data if not parts else None, f"something that the code of {name} uses": code}
 
 

@@ -149,6 +149,7 @@ class Trainer:
         read = options_argument("data_options", data_options, DataOptions) or DataOptions()
         self._given = (data, read.augment, read.readers)
         self.data = prepared(as_samples(data), read.augment, read.readers)
+        self._samples = len(self.data)  # a dataset of the program's own may grow
         self._data_seen = self._data_now()
         layout = given.layout
         if layout == "auto" and torch.are_deterministic_algorithms_enabled():
@@ -610,13 +611,13 @@ class Trainer:
     def _look_at_data(self) -> None:
         """Have the data travel again where the program has changed them in place."""
         found = self._data_now()
-        if found == self._data_seen:
+        if found == self._data_seen and len(self.data) == self._samples:
             return
         given, augment, readers = self._given
         data = prepared(as_samples(given), augment, readers)
-        if len(data) != len(self.data) or data.draw != self.data.draw:
+        if len(data) != self._samples or data.draw != self.data.draw:
             raise BadValueError(
-                f"the data have {len(data)} samples, and had {len(self.data)} when the Trainer was made",
+                f"the data have {len(data)} samples, and had {self._samples} when the Trainer was made",
                 remedy="make another Trainer for other data",
             )
         self.data, self._data_seen, self._kept = data, found, None

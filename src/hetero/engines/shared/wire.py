@@ -98,6 +98,11 @@ def _scalar(dtype: str, data: bytes) -> object:
     return np.frombuffer(data, dtype)[0]
 
 
+def _view(data: bytearray | bytes, kind: str, shape: tuple[int, ...]) -> memoryview:
+    flat = memoryview(data)
+    return flat.cast(kind) if 0 in shape else flat.cast(kind, shape)  # type: ignore[call-overload,no-any-return]
+
+
 def _tensor(array: NDArray[np.generic]) -> object:
     import torch
 
@@ -128,7 +133,15 @@ def _reduce_own(value: torch.Tensor) -> object:
         return _item, (value.item,)
     if isinstance(value, np.generic) and _named(value.dtype):
         return _scalar, (value.dtype.str, value.tobytes())
-    return NotImplemented
+    return _reduce_view(value) if kind is memoryview else NotImplemented
+
+
+def _reduce_view(value: memoryview) -> object:
+    """Reduce a view to a copy of its bytes, of the same format and shape; raises TypeError where none can be made."""
+    kind, shape = value.format.lstrip("@"), value.shape or ()
+    if len(kind) > 1 or (0 in shape and len(shape) > 1):
+        raise TypeError(f"cannot pickle a memoryview of format {value.format!r} and shape {shape}")
+    return _view, (value.tobytes() if value.readonly else bytearray(value.tobytes()), kind, shape)
 
 
 class _PlainPickler(pickle.Pickler):

@@ -60,9 +60,9 @@ def test_a_home_below_that_of_a_user_that_there_is_not_is_refused(monkeypatch: p
 
 def test_paths_are_paths_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HETERO_CONFIG", raising=False)
-    monkeypatch.setenv("HETERO_TRACE", "~/t.jsonl")
     assert settings.default_config() is None
-    assert settings.trace_path() == Path.home() / "t.jsonl"
+    monkeypatch.setenv("HETERO_CONFIG", "~/c.yaml")
+    assert settings.default_config() == Path.home() / "c.yaml"
 
 
 def test_only_a_registered_switch_can_be_set() -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from hetero.session.open_runs import OpenRun
-    from hetero.session.snapshot import DeviceNow, NodeNow, Snapshot
+    from hetero.session.snapshot import DeviceNow, Snapshot
 
 __all__ = ["SnapshotRates", "picture", "rates", "runs_table", "top"]
 
@@ -302,10 +302,6 @@ def _memory(now: Snapshot) -> Iterator[RenderableType]:
     ]
     yield Text()
     yield _table(("Memory for data", "Full", "Used", "Most", "Of"), rows, right=("Used", "Most", "Of"))
-
-
-def _full(node: NodeNow) -> float:
-    return node.used_bytes / node.capacity_bytes if node.capacity_bytes else 0.0
 
 
 def _links(now: Snapshot, flow: SnapshotRates) -> Iterator[RenderableType]:

@@ -25,7 +25,6 @@ __all__ = [
     "debug_level",
     "default_config",
     "default_devices",
-    "default_engine",
     "device_variables",
     "given",
     "home",
@@ -42,7 +41,6 @@ __all__ = [
     "switch_on",
     "test_data",
     "trace_errors",
-    "trace_path",
 ]
 
 
@@ -157,12 +155,6 @@ def home() -> Path:
     return local_path(read("HETERO_HOME"), "HETERO_HOME")
 
 
-def trace_path() -> Path | None:
-    """Return the file named by HETERO_TRACE, or None."""
-    text = read("HETERO_TRACE")
-    return Path(text).expanduser() if text else None
-
-
 def trace_errors() -> bool:
     """Return whether HETERO_TRACE_ERRORS asks for the text of exceptions in traces."""
     return _whole("HETERO_TRACE_ERRORS", 0, 1) == 1
@@ -171,11 +163,6 @@ def trace_errors() -> bool:
 def default_devices() -> str:
     """Return HETERO_DEVICES as it was written, or ''."""
     return read("HETERO_DEVICES")
-
-
-def default_engine() -> str:
-    """Return HETERO_ENGINE, or ''."""
-    return read("HETERO_ENGINE")
 
 
 def default_config() -> Path | None:

@@ -26,7 +26,6 @@ __all__ = ["Checkpoints", "Saved", "decode_state", "encode_state"]
 _MAGIC = b"hetero-state 1\n"
 _LOOPS = "loops"
 _NUMBERED = re.compile(r"(\d{8,})\.([A-Za-z0-9_-]+)")
-_ODD = re.compile(r"[^A-Za-z0-9-]")
 _MAX_NAME = 180
 _MAX_BITS = 10_000
 """Longer whole numbers are more digits than Python reads from text."""

@@ -356,7 +356,6 @@ _LOADER = {
     *("__init__", "__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__parameters__"),
     *("__orig_bases__", "__firstlineno__", "__static_attributes__", "__slots__"),
 }
-_LOADER_PARTS = ("dataset", "collate_fn", "sampler", "batch_sampler", "batch_size", "drop_last")
 _SAMPLERS = {
     "SubsetRandomSampler": "give torch.utils.data.Subset(dataset, indices)",
     "WeightedRandomSampler": "weight the loss of each sample, or give a dataset that has samples as often as wanted",

@@ -8,7 +8,9 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,8 @@ _UNIT = r"(?:ns|µs|ms|s|min|%|×|[KMGT]i?B(?:/s)?|[KMGT]?FLOP/s)(?!\w)"
 QUANTITY = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)? ?" + _UNIT)
 CELL = re.compile(r"  \d[\d,.]*(?=  |$)")
 SETTING = re.compile(r"^(\w+=\S+) ")
+SERVERS = ("docs/frameworks.md", "docs/hosts.md")
+"""Documents whose programs load whole frameworks or start a Ray cluster."""
 
 
 def _named() -> list[tuple[str, Block]]:
@@ -54,13 +58,20 @@ def _programs() -> list[tuple[str, str, str, str | None]]:
     return found
 
 
+def _cases(found: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Return the cases of a test, each with its document first; those of `SERVERS` run in `make test-servers`."""
+    return [pytest.param(*each, marks=[pytest.mark.servers] if each[0] in SERVERS else ()) for each in found]
+
+
 def _write_programs(document: str, folder: Path) -> None:
     for its_document, name, program, _ in _programs():
         if its_document == document:
             (folder / name).write_text(program, encoding="utf-8")
 
 
-@pytest.mark.parametrize(("document", "name", "program", "printed"), _programs(), ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize(
+    ("document", "name", "program", "printed"), _cases(_programs()), ids=lambda value: str(value)[:20]
+)
 def test_a_program_prints_what_its_document_says(
     document: str, name: str, program: str, printed: str | None, tmp_path: Path
 ) -> None:
@@ -110,7 +121,7 @@ def _make_targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(encoding="utf-8"), re.M))
 
 
-@pytest.mark.parametrize(("document", "line"), _commands())
+@pytest.mark.parametrize(("document", "line"), _cases(_commands()))
 def test_a_command_of_a_document_works_as_written(document: str, line: str, tmp_path: Path) -> None:
     settings: dict[str, str] = {}
     while match := SETTING.match(line):

@@ -13,6 +13,9 @@ pytest.importorskip("torch")
 
 LOOPS = Path(__file__).with_name("launched_loops.py")
 PATIENCE_S = 240.0
+MORE = pytest.mark.servers
+"""More of what one launch shows in `make test`: each takes three processes that load torch."""
+
 INIT = "import os, random, signal, sys, torch, hetero\nfleet = hetero.train.init()\n"
 
 
@@ -70,8 +73,8 @@ LATER = [
 
 
 LEFT_OUT = [
-    "epochs_whose_sums_are_those_of_all_devices", "epochs_counted_beside_the_loop", "batches_split_one_step_ahead",
-    "what_nobody_divides",
+    "epochs_whose_sums_are_those_of_all_devices", pytest.param("epochs_counted_beside_the_loop", marks=MORE),
+    pytest.param("batches_split_one_step_ahead", marks=MORE), pytest.param("what_nobody_divides", marks=MORE),
 ]  # fmt: skip
 
 
@@ -103,7 +106,9 @@ def test_the_others_go_on_without_a_device_that_is_left_out(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loop", ["fetched_ahead_by_hand", "what_is_counted_from_the_beginning"])
+@pytest.mark.parametrize(
+    "loop", ["fetched_ahead_by_hand", pytest.param("what_is_counted_from_the_beginning", marks=MORE)]
+)
 def test_a_device_stays_where_something_of_it_is_still_to_be_used(loop: str, tmp_path: Path) -> None:
     found = launched(tmp_path, LOOPS, "surely_left_out", loop, options=("--check-steps", "0"))
     assert found.returncode == 0, found.stderr
@@ -116,8 +121,8 @@ def test_a_device_stays_where_something_of_it_is_still_to_be_used(loop: str, tmp
     ("kinds", "where", "kills"),
     [
         ("norm", "forward", ("0@9", "2@13")),  # the main process, and then one of the two that are left
-        ("two,workers", "second", ("1@12",)),  # one of two optimizers has stepped
-        ("split", "evaluation", ("2@10", "1@15")),
+        pytest.param("two,workers", "second", ("1@12",), marks=MORE),  # one of two optimizers has stepped
+        pytest.param("split", "evaluation", ("2@10", "1@15"), marks=MORE),
     ],
 )
 def test_those_that_are_left_do_a_step_again(kinds: str, where: str, kills: tuple[str, ...], tmp_path: Path) -> None:
@@ -150,13 +155,19 @@ def test_a_loop_prints_what_one_device_prints(loops: list[str], steps: int, tmp_
     ("before", "loss", "words"),
     [
         ("inputs = inputs - inputs.mean(0)", ENTROPY, "differ from those of one device"),
-        ("for _ in inputs: torch.rand(3)", ENTROPY, "drawn different random numbers"),
+        pytest.param("for _ in inputs: torch.rand(3)", ENTROPY, "drawn different random numbers", marks=MORE),
         ("inputs = inputs + torch.tensor([[random.random()] for _ in inputs])", ENTROPY, "different random numbers"),
-        ("torch.distributions.Gamma(inputs.abs(), 1.0).sample()", ENTROPY, "script.py, line 11: torch._standard_gamma"),
-        (
+        pytest.param(
+            "torch.distributions.Gamma(inputs.abs(), 1.0).sample()",
+            ENTROPY,
+            "script.py, line 11: torch._standard_gamma",
+            marks=MORE,
+        ),
+        pytest.param(
             "pass",
             f"{ENTROPY} if number < 4 else (out**2 * inputs[:, :1]).sum() / torch.ones(len(out)).sum()",
             "not there",
+            marks=MORE,
         ),
     ],
     ids=["centred", "drawn for each sample", "by Python", "gamma", "later"],
@@ -200,7 +211,9 @@ def test_without_strictness_a_run_goes_on_and_says_so(tmp_path: Path) -> None:
     ("before", "code", "words"),
     [
         ("fleet.rank == 1 and number == 3 and os.kill(os.getpid(), signal.SIGKILL)", 137, "cpu:1 was ended by SIGKILL"),
-        ("fleet.rank == 1 and number == 3 and sys.exit(0)", 1, "cpu:1 reached the end of the script"),
+        pytest.param(
+            "fleet.rank == 1 and number == 3 and sys.exit(0)", 1, "cpu:1 reached the end of the script", marks=MORE
+        ),
     ],
     ids=["killed", "early"],
 )
@@ -289,10 +302,11 @@ def test_what_a_script_does_wrong_is_said(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("torch.distributed.init_process_group('gloo')", "line 3: torch.distributed is not set up by `hetero launch`"),
-        (
+        pytest.param(
             "import torch.multiprocessing\n"
             "if __name__ == '__main__':\n    torch.multiprocessing.spawn(print, args=(1,), nprocs=2)\n",
             "the script starts several processes that call hetero.train.init()",
+            marks=MORE,
         ),
         ("", "the script sets CUDA_VISIBLE_DEVICES to '3', and this process has ''"),
     ],

@@ -124,7 +124,7 @@ def test_gradients_of_jax_are_those_of_one_device(tmp_path: Path) -> None:
     same_numbers("\n".join(line for line in found.splitlines() if line not in refused), wanted, rough=("loss",))
 
 
-@pytest.mark.slow
+@pytest.mark.servers
 def test_a_function_of_jax_that_mixes_samples_is_refused_by_name(tmp_path: Path) -> None:
     pytest.importorskip("jax")
     with pytest.raises(

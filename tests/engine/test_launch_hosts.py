@@ -170,10 +170,11 @@ def test_three_processes_on_two_hosts_train_as_one_and_the_script_travels(
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "h1/cpu:0 was ended by SIGKILL"),
         ("os.kill(os.getppid(), signal.SIGKILL)", 1, "host h1 (127.0.0.2) is gone"),
-        (
+        pytest.param(
             "open('nowhere.pt')",
             1,
             "FileNotFoundError: [Errno 2] No such file or directory: 'nowhere.pt'; hosts share no",
+            marks=pytest.mark.servers,
         ),
     ],
     ids=["a process is killed", "what watches it is killed", "a file is not there"],

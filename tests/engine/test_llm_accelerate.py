@@ -39,6 +39,7 @@ for tied in (False, True):
 
 
 @pytest.mark.slow
+@pytest.mark.servers
 @pytest.mark.timeout(300)
 def test_the_printed_map_loads_a_model_over_two_places_and_changes_no_logit(tmp_path: Path) -> None:
     need("accelerate")

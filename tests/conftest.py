@@ -51,10 +51,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the slowest folders, so that all processes of the runner end at nearly the same time."""
-    folders = ("e2e", "engine", "backend", "docs", "sim")
-    rank = {PROJECT / "tests" / name: place for place, name in enumerate(folders)}
-    items.sort(key=lambda item: rank.get(item.path.parent, len(folders)))
+    """Begin with the slowest files and folders, so that all processes of the runner end at nearly the same time."""
+    files = ("docs/test_readme.py", "engine/test_launch.py", "backend/test_train_compatibility.py")
+    names = (*files, "e2e", "engine", "backend", "docs", "sim")
+    rank = {PROJECT / "tests" / name: place for place, name in enumerate(names)}
+    items.sort(key=lambda item: rank.get(item.path, rank.get(item.path.parent, len(names))))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,11 +1,12 @@
-"""What is laid around one task in its worker: environment variables, a seed, and arguments on the host.
+"""What is laid around one task in its worker: variables, a seed, arguments copied, a check of its result.
 
-In: a function, variables and a seed. Out: a function that calls it with both, and leaves the worker as it was.
+In: a function, and what it needs. Out: a function that calls it with that, and leaves the worker as it was.
 It must not be used where the process belongs to others as well: a worker thread refuses.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import random
 import sys
@@ -17,8 +18,9 @@ from hetero.engines.base import Function
 from hetero.floor import platform, settings
 from hetero.floor.contexts import transparent
 from hetero.floor.errors import BadValueError
+from hetero.model.device import HOST_NODE
 
-__all__ = ["CallEnvironment", "HostArguments", "SeededCall", "derived_seed", "kept_random_state"]
+__all__ = ["CallEnvironment", "HostArguments", "SeededCall", "WritingCall", "derived_seed", "kept_random_state"]
 
 _MOST = 1024
 
@@ -233,3 +235,68 @@ class HostArguments:
             default = None if function.default is None else _HostCall(function.default, positions, words)
             found = self._known[key] = Function(key, function.name, default, function.implementations)
         return found
+
+
+class WritingCall:
+    """A function that returns new values of data, and may change some of its arguments in place on the way.
+
+    What it changes is its own copy, so that the values before stay for other tasks and for another attempt. In a worker
+    process, values of the host's memory are private by themselves: pages are copied as they are written to.
+
+    Parameters
+    ----------
+    function
+        What is called.
+    changes
+        Positions and names of the arguments that it may change.
+    writes
+        Names of the data of which it returns new values: one value, or a tuple of several.
+    copies
+        True where workers are handed the program's own objects.
+    """
+
+    def __init__(
+        self, function: Callable[..., object], changes: tuple[int | str, ...], writes: tuple[str, ...], copies: bool
+    ) -> None:
+        self.function = function
+        self.changes = changes
+        self.writes = writes
+        self.copies = copies
+
+    @classmethod
+    def around(
+        cls, function: Function, changes: tuple[int | str, ...], writes: tuple[str, ...], copies: bool
+    ) -> Function:
+        """Return a function with this around whatever Python it has."""
+        key = f"{function.key}|writes {changes} {writes} {copies}"
+        parts = {
+            word: cls(each, changes, writes, copies) if callable(each) else each
+            for word, each in function.implementations.items()
+        }
+        default = None if function.default is None else cls(function.default, changes, writes, copies)
+        return Function(key, function.name, default, parts)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Call the function, and refuse what is not one value for each of the data."""
+        frame = current()
+        if self.copies or frame is None or frame.device.isolation == "thread" or frame.device.memory_node != HOST_NODE:
+            args = tuple([copy.deepcopy(each) if at in self.changes else each for at, each in enumerate(args)])
+            kwargs = {word: copy.deepcopy(each) if word in self.changes else each for word, each in kwargs.items()}
+        value = self.function(*args, **kwargs)
+        if frame is None or frame.channel is None or frame.channel.rank == 0:
+            self._check(value)
+        return value
+
+    def _check(self, value: object) -> None:
+        several = len(self.writes) > 1
+        values = value if several and isinstance(value, tuple | list) else (value,)
+        lacking = any(each is None for each in values)
+        if len(values) == len(self.writes) and not lacking:
+            return
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        wanted = f"a tuple of {len(self.writes)} values" if several else "the new value"
+        given = "None" if lacking else f"{len(values)} value{'s' if len(values) != 1 else ''}"
+        raise BadValueError(
+            f"{name} writes {', '.join(self.writes)} and returned {given}",
+            remedy=f"return {wanted}, also where an argument was changed in place",
+        )

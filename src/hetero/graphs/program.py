@@ -1,21 +1,28 @@
 """`hetero.graphs.Graph`: a task graph written down before any of it runs, so that all of it is planned from the start.
 
-In: functions, their arguments, tasks of the graph among these. Out: futures of a Context. It must not place anything.
+In: functions, their arguments, tasks and data of the graph among these. Out: futures of a Context. It must not place
+anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import concurrent.futures
+import operator
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hetero.floor.containers import is_container, rebuild
+from hetero.drive.call_environment import WritingCall
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import shown
 from hetero.graphs.formats import read_graph
+from hetero.graphs.handles import MISSING, GraphData, Uses, Version, replaced
 from hetero.model.graph import topological_order
 from hetero.session.context import Context
 from hetero.session.futures import Future
+from hetero.session.tasks import as_task
 
 __all__ = ["Graph", "GraphNode"]
 
@@ -29,7 +36,7 @@ class GraphNode:
         The function's name, or the id in the file.
     """
 
-    __slots__ = ("_args", "_function", "_graph", "_index", "_kwargs", "name")
+    __slots__ = ("_after", "_function", "_graph", "_index", "_makes", "_uses", "name")
 
     def __init__(
         self,
@@ -37,14 +44,15 @@ class GraphNode:
         index: int,
         name: str,
         function: Callable[..., object],
-        args: tuple[object, ...],
-        kwargs: object,
+        uses: Uses,
+        after: tuple[GraphNode, ...],
     ) -> None:
         self._graph = graph
         self._index = index
         self._function = function
-        self._args = args
-        self._kwargs = kwargs
+        self._uses = uses
+        self._after = after
+        self._makes: list[Version] = []
         self.name = name
 
     def __repr__(self) -> str:
@@ -73,8 +81,48 @@ class Graph:
     def __init__(self) -> None:
         self._nodes: list[GraphNode] = []
         self._read: set[int] = set()
+        self._data: weakref.WeakValueDictionary[int, GraphData] = weakref.WeakValueDictionary()
+        self._handles = 0
 
-    def add(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> GraphNode:
+    def data(self, value: object = MISSING, /, *, name: str = "") -> GraphData:
+        """Return a handle of data that tasks read and write, in the order in which they are added.
+
+        Parameters
+        ----------
+        value
+            What it holds before the first task, taken when the graph is submitted; a node or a future for its result.
+            Without one a task has to write it first.
+        name
+            For people.
+
+        Notes
+        -----
+        A task is given `handle.read`, `handle.write` or `handle.readwrite`. The result is that of running the tasks
+        one after another: a task reads what the last one before it has written. Each write makes a new version, so
+        that nobody waits for those that still read the one before. The function returns the new value; of several
+        handles a tuple, in the order in which they were given to `add`.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> graph = hetero.graphs.Graph()
+        >>> items, longest = graph.data(["pear", "fig"], name="items"), graph.data(name="longest")
+        >>> _ = graph.add(sorted, items.readwrite)
+        >>> _ = graph.add(max, items.read, longest.write, key=len)
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     _ = graph.run(ctx)
+        ...     items.result(), longest.result()
+        (['fig', 'pear'], 'pear')
+        """
+        start = self._used(value) if isinstance(value, GraphNode) else value
+        self._handles += 1
+        made = GraphData(self, start, name or f"data {self._handles}")
+        self._data[self._handles] = made
+        return made
+
+    def add(
+        self, function: Callable[..., object], /, *args: object, after: Iterable[GraphNode] = (), **kwargs: object
+    ) -> GraphNode:
         """Add one call of a function.
 
         Parameters
@@ -82,13 +130,16 @@ class Graph:
         function
             A task, or a plain function.
         *args, **kwargs
-            Its arguments; a node, also inside lists, tuples, dicts, sets, named tuples and dataclasses, makes the task
-            wait for it.
+            Its arguments; a node, or `handle.read` of a handle of `data`, also inside lists, tuples, dicts, sets, named
+            tuples and dataclasses, makes the task wait for it. For `handle.write` the function gets no argument.
+        after
+            Nodes that must have ended before, although it reads nothing of them.
 
         Raises
         ------
         BadValueError
-            It is no function, or a node is of another graph.
+            It is no function; a node or a handle is of another graph; a handle is used in two modes, or read before
+            anything writes it.
 
         Examples
         --------
@@ -101,16 +152,38 @@ class Graph:
         if not callable(function):
             raise BadValueError(f"{shown(function)} is no function", remedy="give a function, then its arguments")
         named = getattr(function, "__name__", type(function).__name__)
-        node = GraphNode(self, len(self._nodes), named, function, args, kwargs)
-        _replaced((args, kwargs), self._used)
+        uses = Uses(self, named, args, kwargs)
+        if uses.written and as_task(function).split is not None:
+            raise BadValueError(
+                f"{named} has split= and writes {uses.written[0].name}",
+                remedy="give it values and nodes, or drop split=",
+            )
+        node = GraphNode(self, len(self._nodes), named, function, uses, self._checked(after))
+        replaced((uses.args, uses.kwargs), (GraphNode, Version), self._used)
+        for data in uses.written:
+            data._version = Version(maker=node._index)
+            node._makes.append(data._version)
         self._nodes.append(node)
         return node
 
-    def _used(self, node: GraphNode) -> GraphNode:
+    def _checked(self, after: Iterable[GraphNode]) -> tuple[GraphNode, ...]:
+        nodes = (after,) if isinstance(after, GraphNode) or not isinstance(after, Iterable) else tuple(after)
+        for node in nodes:
+            if not isinstance(node, GraphNode):
+                raise BadValueError(f"after= was given {shown(node)}", remedy="give what graph.add returned")
+            self._own(node)
+        return nodes
+
+    def _own(self, node: GraphNode) -> GraphNode:
         if node._graph is not self:
             raise BadValueError(f"{node!r} is of another graph", remedy="add its task to this graph too")
-        self._read.add(node._index)
         return node
+
+    def _used(self, each: GraphNode | Version) -> GraphNode | Version:
+        maker = each.maker if isinstance(each, Version) else self._own(each)._index
+        if maker is not None:
+            self._read.add(maker)
+        return each
 
     @classmethod
     def from_file(cls, path: str | Path, function: Callable[..., object]) -> Graph:
@@ -157,8 +230,8 @@ class Graph:
 
     @property
     def last(self) -> list[GraphNode]:
-        """The tasks that no other task reads, in the order in which they were added."""
-        return [node for node in self._nodes if node._index not in self._read]
+        """The tasks that no other task reads and that write no handle, in the order in which they were added."""
+        return [node for node in self._nodes if node._index not in self._read and not node._makes]
 
     def submit(self, ctx: Context) -> dict[GraphNode, Future]:
         """Hand the whole graph in at once and give the future of each task.
@@ -177,12 +250,16 @@ class Graph:
         ...     graph.submit(ctx)[one].result()
         1
         """
-        futures: dict[GraphNode, Future] = {}
+        return self._handed_in(ctx).futures
+
+    def _handed_in(self, ctx: Context) -> _Submission:
+        made = _Submission(ctx)
         with ctx.driver.together():
             for node in self._nodes:
-                args, kwargs = _replaced((node._args, node._kwargs), futures.__getitem__)
-                futures[node] = ctx.submit(node._function, *args, **kwargs)
-        return futures
+                made.add(node)
+        for data in self._data.values():
+            data._latest = made.latest(data._version)
+        return made
 
     def run(self, ctx: Context) -> list[Any]:
         """Run the graph and give the results of the tasks that no other task reads.
@@ -196,15 +273,77 @@ class Graph:
         ...     graph.run(ctx)
         [3]
         """
-        futures = self.submit(ctx)
-        return ctx.gather([futures[node] for node in self.last])
+        made = self._handed_in(ctx)
+        results, unread = [made.futures[node] for node in self.last], list(made.unread.values())
+        del made  # what only tasks read is given back as soon as they have
+        values = ctx.gather(results)
+        concurrent.futures.wait(unread)
+        for future in unread:
+            if future._has_failed():
+                future.result()
+        return values
 
     def __repr__(self) -> str:
         return f"<hetero.graphs.Graph of {len(self._nodes)} tasks>"
 
 
-def _replaced(value: object, of: Callable[[GraphNode], object]) -> Any:
-    """Return a value with something else in place of each node, also inside containers."""
-    if isinstance(value, GraphNode):
-        return of(value)
-    return rebuild(value, lambda each: _replaced(each, of)) if is_container(type(value)) else value
+class _Submission:
+    """One run of a graph while it is handed in.
+
+    Attributes
+    ----------
+    futures
+        Of its tasks.
+    unread
+        Those that no task reads, by item.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self.futures: dict[GraphNode, Future] = {}
+        self.unread: dict[int, Future] = {}
+        self._ctx = ctx
+        self._values: dict[Version, Any] = {}
+        self._copies = not ctx.driver.engine.copies_arguments
+
+    def add(self, node: GraphNode) -> None:
+        """Submit a task whose tasks before it are submitted."""
+        uses = node._uses
+        args, kwargs = replaced((uses.args, uses.kwargs), (GraphNode, Version), self._value)
+        behind = tuple([self.futures[each] for each in node._after])
+        around = None
+        if node._makes:
+            around = partial(WritingCall.around, changes=tuple(uses.changes), writes=uses.names, copies=self._copies)
+        future = self._noted(self._ctx._submit_call(as_task(node._function), args, kwargs, behind, around))
+        self.futures[node] = future
+        for place, version in enumerate(node._makes):
+            self._values[version] = future if len(node._makes) == 1 else self._part(future, place)
+
+    def latest(self, version: Version) -> object:
+        """Return the value of a version, or its future."""
+        value = self._values.get(version, version.start) if version.maker is not None else version.start
+        return self.futures[value] if isinstance(value, GraphNode) else value
+
+    def _value(self, each: GraphNode | Version) -> object:
+        if isinstance(each, GraphNode):
+            value: object = self.futures[each]
+        else:
+            if each not in self._values:
+                self._values[each] = self._started(each.start)
+            value = self._values[each]
+        if isinstance(value, Future):
+            self.unread.pop(value.item, None)
+        return value
+
+    def _started(self, start: object) -> object:
+        if isinstance(start, GraphNode):
+            return self._value(start)
+        return start if isinstance(start, Future) else self._ctx.put(start)
+
+    def _part(self, future: Future, place: int) -> Future:
+        """Return one of several values that a task returns, as an item of its own."""
+        self.unread.pop(future.item, None)
+        return self._noted(self._ctx.submit(operator.getitem, future, place))
+
+    def _noted(self, future: Future) -> Future:
+        self.unread[future.item] = future
+        return future

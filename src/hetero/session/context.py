@@ -41,6 +41,7 @@ from hetero.session.tasks import TaskFunction, as_task
 if TYPE_CHECKING:
     import hetero
     from hetero.drive.live import Driver
+    from hetero.engines.base import Function
     from hetero.model.device import Device
     from hetero.session.config import Config
     from hetero.session.executor import Executor
@@ -218,9 +219,22 @@ class Context(AsyncTwins):
         return self._submit_call(as_task(function), args, kwargs)
 
     def _submit_call(
-        self, task: TaskFunction[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
+        self,
+        task: TaskFunction[..., object],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        behind: tuple[Future, ...] = (),
+        around: Callable[[Function], Function] | None = None,
     ) -> Future:
-        """Submit one call of a task, its arguments as a tuple and a mapping."""
+        """Submit one call of a task, its arguments as a tuple and a mapping.
+
+        Parameters
+        ----------
+        behind
+            Futures of this Context that must have ended before; their values do not travel.
+        around
+            Lays something around the function.
+        """
         if self.closed:
             self._refuse()
         driver, source = self.driver, task.source
@@ -228,6 +242,7 @@ class Context(AsyncTwins):
         if task.surroundings is not None:
             function = task.surroundings.of(function)
         future = Future(self, driver.new_id(), task.name)
+        failed = next((each for each in behind if each._has_failed()), None) if behind else None
         identity = call_identity(task, args, kwargs) if self.name else ""
         if task.request.splittable:
             future._cut = (task, args, kwargs)
@@ -238,12 +253,17 @@ class Context(AsyncTwins):
                     function = self._sharing.as_given(function, args, kwargs)
                 args, kwargs = self._sharing.shared(args, kwargs)
             bound = bind(task.name, args, kwargs, self._reference)
-            if bound.failed is not None:
-                future._fail_like(bound.failed)
-                return future
+            failed = bound.failed or failed
             args, kwargs, refs, after, keep, _ = bound
         else:
             signature, size, refs, after, keep = f"{source.model_key}|", 0.0, (), (), ()
+        if failed is not None:
+            future._fail_like(failed)
+            return future
+        if behind:
+            after = (*after, *[each.item for each in behind])
+        if around is not None:
+            function = around(function)
         request = task.request if self.config.timeout_s is None else limited(task.request, self.config.timeout_s)
         if self._leases is not None:
             request = self._leases.around(task.name, signature, request)

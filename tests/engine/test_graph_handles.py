@@ -1,0 +1,314 @@
+"""Data handles of `hetero.graphs.Graph`: what comes of a graph is what its tasks give one after another."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hetero
+from hetero.floor.errors import BadValueError, SerialisationError
+
+LARGE = 9_000
+"""Numbers of an array that is large enough to travel in shared memory."""
+
+HANDLES = 4
+FLEETS: dict[str, dict[str, Any]] = {
+    "inline": {"devices": "1xcpu", "engine": "inline"},
+    "threads": {"devices": "3xcpu", "isolation": "thread", "policy": "planned"},
+    "processes": {"devices": "2xcpu"},
+    "own memory": {"config": {"devices": [{"type": "cpu", "cores": 1, "link": {"bandwidth": "5GB/s"}}] * 2}},
+}
+
+Step = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
+"""What a task changes, what it writes, what it reads, and a number of its own."""
+
+
+@pytest.fixture(scope="module", params=sorted(FLEETS))
+def ctx(request: pytest.FixtureRequest) -> Iterator[hetero.Context]:
+    with hetero.Context(**FLEETS[request.param], history=False) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def inline() -> Iterator[hetero.Context]:
+    with hetero.Context(devices="1xcpu", engine="inline", history=False) as made:
+        yield made
+
+
+def mixed(number: int, changed: int, written: int, *arrays: Any) -> Any:
+    """Change arrays in place, make others, and return all of them: as a tuple where they are several."""
+    seen = number + sum(int(array.sum()) * place for place, array in enumerate(arrays[changed:], start=1))
+    for array in arrays[:changed]:
+        array *= 31
+        array += seen
+        array %= 10_007
+    made = [np.full(len(arrays[0]) if arrays else 3, (seen * 7 + place) % 10_007) for place in range(written)]
+    values = (*arrays[:changed], *made)
+    return values[0] if len(values) == 1 else values
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> list[Step]:
+    steps: list[Step] = []
+    for number in range(draw(st.integers(1, 9))):
+        modes = draw(st.lists(st.sampled_from(("change", "write", "read", "")), min_size=HANDLES, max_size=HANDLES))
+        used = {word: tuple(at for at in range(HANDLES) if modes[at] == word) for word in ("change", "write", "read")}
+        if used["change"] or used["write"]:
+            steps.append((used["change"], used["write"], used["read"], number))
+    return steps
+
+
+def one_after_another(steps: list[Step], values: list[Any]) -> list[list[int]]:
+    values = [value.copy() for value in values]
+    for changes, writes, reads, number in steps:
+        made = mixed(number, len(changes), len(writes), *(values[at].copy() for at in (*changes, *reads)))
+        several = len(changes) + len(writes) > 1
+        for place, at in enumerate((*changes, *writes)):
+            values[at] = made[place] if several else made
+    return [value.tolist() for value in values]
+
+
+@settings(max_examples=12)
+@given(steps=programs(), large=st.booleans())
+def test_what_comes_of_a_graph_is_what_its_tasks_give_one_after_another(
+    ctx: hetero.Context, steps: list[Step], large: bool
+) -> None:
+    values = [np.arange(LARGE if large else 5) + at for at in range(HANDLES)]
+    graph = hetero.graphs.Graph()
+    data = [graph.data(value) for value in values]
+    for changes, writes, reads, number in steps:
+        used = [data[at].readwrite for at in changes] + [data[at].write for at in writes]
+        used += [data[at].read for at in reads]
+        graph.add(mixed, number, len(changes), len(writes), *used)
+    assert graph.run(ctx) == []
+    assert [handle.result().tolist() for handle in data] == one_after_another(steps, values)
+    assert [value[0] for value in values] == [0, 1, 2, 3]  # the program's own arrays are left alone
+
+
+def grown(array: Any, mark: str) -> Any:
+    """Change an array in place, and end the worker in the middle of that the first time."""
+    half = len(array) // 2
+    array[:half] += 1
+    if not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    array[half:] += 1
+    return array
+
+
+@pytest.mark.parametrize("fleet", ["processes", "own memory"])
+def test_a_task_that_is_repeated_after_its_worker_died_sees_the_value_before(fleet: str, tmp_path: Path) -> None:
+    with hetero.Context(**FLEETS[fleet], history=False) as ctx:
+        graph = hetero.graphs.Graph()
+        counts, sums = graph.data(np.zeros(LARGE)), [graph.data() for _ in range(4)]
+        for step in range(4):
+            graph.add(grown, counts.readwrite, str(tmp_path / str(step % 3)))
+            graph.add(np.sum, counts.read, sums[step].write)
+        graph.run(ctx)
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["0", "1", "2"]
+        assert [float(each.result()) for each in sums] == [LARGE, 2 * LARGE, 3 * LARGE, 4 * LARGE]
+        assert counts.result().tolist() == [4.0] * LARGE
+
+
+def test_a_task_that_raises_in_the_middle_and_is_retried_sees_the_value_before(
+    ctx: hetero.Context, tmp_path: Path
+) -> None:
+    def half_done(array: Any, mark: str) -> Any:
+        array += 1
+        if not os.path.exists(mark):
+            open(mark, "w").close()
+            raise ArithmeticError("the first time")
+        return array
+
+    graph = hetero.graphs.Graph()
+    array = graph.data(np.zeros(LARGE))
+    graph.add(hetero.task(half_done, retries=1), array.readwrite, str(tmp_path / "mark"))
+    graph.run(ctx)
+    assert array.result().max() == 1.0
+
+
+def test_a_list_that_a_task_changes_is_its_own(ctx: hetero.Context) -> None:
+    def longer(items: list[object], more: object) -> list[object]:
+        items.append(more)
+        items[0].add(more)  # type: ignore[attr-defined]
+        return items
+
+    given: list[object] = [set()]
+    graph = hetero.graphs.Graph()
+    items, before = graph.data(given), graph.data()
+    graph.add(longer, items.readwrite, 1)
+    graph.add(list, items.read, before.write)
+    graph.add(longer, more=2, items=items.readwrite)
+    graph.run(ctx)
+    assert (before.result(), items.result(), given) == ([{1}, 1], [{1, 2}, 1, 2], [set()])
+
+
+def test_nodes_and_futures_stand_beside_handles(ctx: hetero.Context) -> None:
+    graph = hetero.graphs.Graph()
+    start = graph.add(abs, -3)
+    left, right = graph.data(start), graph.data(ctx.submit(abs, -4))
+    both = graph.add(sum, [left.read, right.read, start])
+    graph.add(divmod, both, 4, left.write, right.write)
+    assert graph.run(ctx) == []
+    assert (left.result(), right.result()) == (2, 2)
+    assert graph.submit(ctx)[both].result() == 10
+
+
+def test_a_graph_runs_again_from_the_values_that_it_was_given(ctx: hetero.Context) -> None:
+    graph = hetero.graphs.Graph()
+    count = graph.data(np.zeros(3))
+    graph.add(np.add, count.readwrite, 1)
+    for _ in range(2):
+        graph.run(ctx)
+        assert count.result().tolist() == [1.0] * 3
+
+
+def test_run_returns_what_no_task_reads_and_no_handle_holds(inline: hetero.Context) -> None:
+    graph = hetero.graphs.Graph()
+    low = graph.data(-2)
+    norm = graph.add(abs, low.read)
+    graph.add(min, low.readwrite, -5)
+    graph.add(max, 1, norm)
+    assert graph.run(inline) == [2]
+    assert low.result() == -5
+
+
+def test_a_failure_reaches_run_also_where_its_value_is_written_over(ctx: hetero.Context) -> None:
+    graph = hetero.graphs.Graph()
+    number = graph.data(name="number")
+    graph.add(int, "no", number.write)
+    graph.add(int, "7", number.write)
+    with pytest.raises(ValueError, match="invalid literal"):
+        graph.run(ctx)
+    assert number.result() == 7
+
+
+def test_a_task_waits_for_those_that_it_is_to_come_after(ctx: hetero.Context, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+
+    def slow() -> None:
+        time.sleep(0.2)
+        mark.touch()
+
+    graph = hetero.graphs.Graph()
+    first = graph.add(slow)
+    graph.add(mark.exists, after=[first])
+    graph.add(mark.exists, after=first)
+    assert graph.run(ctx) == [None, True, True]
+
+
+def test_a_task_does_not_run_after_one_that_failed(ctx: hetero.Context, tmp_path: Path) -> None:
+    graph = hetero.graphs.Graph()
+    graph.add((tmp_path / "mark").touch, after=[graph.add(int, "no")])
+    with pytest.raises(ValueError, match="invalid literal"):
+        graph.run(ctx)
+    assert not (tmp_path / "mark").exists()
+
+
+def larger(array: Any) -> Any:
+    time.sleep(0.05)
+    return array + 1
+
+
+def test_versions_that_only_tasks_read_are_given_back_while_the_graph_runs() -> None:
+    with hetero.Context(devices="1xcpu", history=False, memory_pool_size="400MB") as ctx:
+        graph = hetero.graphs.Graph()
+        array = graph.data(np.zeros(500_000))
+        for _ in range(40):  # 160 MB of versions; what is given back is collected twice a second
+            graph.add(larger, array.readwrite)
+        graph.run(ctx)
+        assert max(use.peak_bytes for use in ctx.usage.values()) < 120_000_000
+        assert array.result()[0] == 40.0
+
+
+def test_a_task_that_reads_one_of_several_values_gets_that_one_alone(tmp_path: Path) -> None:
+    trace = tmp_path / "run.trace.jsonl.gz"
+    with hetero.Context(devices="1xcpu", engine="inline", history=False, trace=trace) as ctx:
+        graph = hetero.graphs.Graph()
+        quotient, rest = graph.data(), graph.data()
+        both = graph.add(divmod, 17, 5, quotient.write, rest.write)
+        read = graph.add(abs, rest.read)
+        futures = graph.submit(ctx)
+        assert (futures[both].result(), futures[read].result(), quotient.result()) == ((3, 2), 2, 3)
+        tasks = {task.id: task for task in hetero.graphs.graph(ctx).tasks}
+        (part,) = tasks[futures[read].item].needs
+        assert tasks[part].needs == (futures[both].item,)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ("one", "writes a, b and returned 1 value"),
+        (("one", "two", "three"), "writes a, b and returned 3 values"),
+        (("one", None), "writes a, b and returned None"),
+        (None, "writes a, b and returned None"),
+    ],
+)
+def test_a_task_that_returns_too_few_or_too_many_values_is_told(
+    inline: hetero.Context, values: object, message: str
+) -> None:
+    def made() -> object:
+        return values
+
+    graph = hetero.graphs.Graph()
+    a, b = graph.data(name="a"), graph.data(name="b")
+    graph.add(made, a.write, b.write)
+    with pytest.raises(BadValueError, match=f"made {message}.*return a tuple of 2 values"):
+        graph.run(inline)
+
+
+def test_a_task_that_changes_in_place_and_returns_nothing_is_told(ctx: hetero.Context) -> None:
+    graph = hetero.graphs.Graph()
+    rows = graph.data([2, 1], name="rows")
+    graph.add(list.sort, rows.readwrite)
+    with pytest.raises(BadValueError, match=r"sort writes rows and returned None; return the new value"):
+        graph.run(ctx)
+
+
+def test_wrong_uses_of_a_handle_are_refused_in_one_line_and_change_nothing(inline: hetero.Context) -> None:
+    graph, other = hetero.graphs.Graph(), hetero.graphs.Graph()
+    a, new, strange = graph.data(1, name="a"), graph.data(name="new"), other.data(1, name="strange")
+    wrong: list[tuple[str, Any]] = [
+        ("reads new, which has no value and which no task before it writes", lambda: graph.add(abs, new.read)),
+        ("reads new, which has no value", lambda: graph.add(abs, new.readwrite)),
+        ("max uses a in two modes, read and write", lambda: graph.add(max, a.read, 2, a.write)),
+        ("max uses a in two modes, readwrite and read", lambda: graph.add(max, a.readwrite, [a.read])),
+        ("max writes a twice", lambda: graph.add(max, a.readwrite, a.readwrite)),
+        ("strange is a handle of another graph", lambda: graph.add(abs, strange.read)),
+        ("abs does not say how it uses a", lambda: graph.add(abs, a)),
+        ("abs does not say how it uses a", lambda: graph.add(abs, [a])),
+        ("a.readwrite stands inside a list or dict that sum gets", lambda: graph.add(sum, [a.readwrite])),
+        ("max gets no argument for a.write", lambda: graph.add(max, 1, key=a.write)),
+        ("after= was given 3", lambda: graph.add(abs, 1, after=3)),
+        ("after= was given <Data a>", lambda: graph.add(abs, 1, after=[a])),
+        ("is of another graph", lambda: graph.add(abs, 1, after=[other.add(abs, 1)])),
+        ("is of another graph", lambda: graph.data(other.add(abs, 1))),
+        ("abs has split= and writes a", lambda: graph.add(hetero.task(abs, split=list, merge=list), 1, a.write)),
+        ("new has no value yet", new.result),
+    ]
+    for message, call in wrong:
+        with pytest.raises(BadValueError, match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+    assert len(graph) == 0
+    graph.run(inline)
+    assert a.result() == 1
+    with pytest.raises(BadValueError, match="new has no value"):
+        new.result()
+
+
+def test_a_handle_is_no_argument_of_a_context() -> None:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
+        data = hetero.graphs.Graph().data(1, name="rows")
+        for given in (data, data.read):
+            with pytest.raises(SerialisationError, match="the handle rows cannot travel"):
+                ctx.submit(repr, given)

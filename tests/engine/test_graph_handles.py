@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -28,8 +29,18 @@ FLEETS: dict[str, dict[str, Any]] = {
     "own memory": {"config": {"devices": [{"type": "cpu", "cores": 1, "link": {"bandwidth": "5GB/s"}}] * 2}},
 }
 
-Step = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
-"""What a task changes, what it writes, what it reads, and a number of its own."""
+MODES = ("readwrite", "commute", "write", "reduce")
+"""In the order in which `mixed` gets its arguments and returns its values."""
+
+
+class Step(NamedTuple):
+    """One task of a random program: the mode of each handle that it uses, and a number of its own."""
+
+    number: int
+    modes: tuple[str, ...]
+
+    def of(self, *modes: str) -> list[int]:
+        return [at for mode in modes for at in range(HANDLES) if self.modes[at] == mode]
 
 
 @pytest.fixture(scope="module", params=sorted(FLEETS))
@@ -44,54 +55,87 @@ def inline() -> Iterator[hetero.Context]:
         yield made
 
 
-def mixed(number: int, changed: int, written: int, *arrays: Any) -> Any:
-    """Change arrays in place, make others, and return all of them: as a tuple where they are several."""
-    seen = number + sum(int(array.sum()) * place for place, array in enumerate(arrays[changed:], start=1))
+def mixed(number: int, changed: int, commuted: int, made: int, *arrays: Any) -> Any:
+    """Change arrays in place, add to others, make more, and return all of these: a tuple where they are several."""
+    seen = number + sum(int(array.sum()) * place for place, array in enumerate(arrays[changed + commuted :], start=1))
     for array in arrays[:changed]:
         array *= 31
+    for array in arrays[: changed + commuted]:
         array += seen
         array %= 10_007
-    made = [np.full(len(arrays[0]) if arrays else 3, (seen * 7 + place) % 10_007) for place in range(written)]
-    values = (*arrays[:changed], *made)
+    new = [np.full(5, (seen * 7 + place) % 10_007) for place in range(made)]
+    values = (*arrays[: changed + commuted], *new)
     return values[0] if len(values) == 1 else values
 
 
 @st.composite
 def programs(draw: st.DrawFn) -> list[Step]:
-    steps: list[Step] = []
-    for number in range(draw(st.integers(1, 9))):
-        modes = draw(st.lists(st.sampled_from(("change", "write", "read", "")), min_size=HANDLES, max_size=HANDLES))
-        used = {word: tuple(at for at in range(HANDLES) if modes[at] == word) for word in ("change", "write", "read")}
-        if used["change"] or used["write"]:
-            steps.append((used["change"], used["write"], used["read"], number))
-    return steps
+    modes = st.tuples(*[st.sampled_from((*MODES, "read", ""))] * HANDLES).filter(lambda used: {*used} & {*MODES})
+    return [Step(number, draw(modes)) for number in range(draw(st.integers(1, 10)))]
 
 
 def one_after_another(steps: list[Step], values: list[Any]) -> list[list[int]]:
     values = [value.copy() for value in values]
-    for changes, writes, reads, number in steps:
-        made = mixed(number, len(changes), len(writes), *(values[at].copy() for at in (*changes, *reads)))
-        several = len(changes) + len(writes) > 1
-        for place, at in enumerate((*changes, *writes)):
-            values[at] = made[place] if several else made
+    for step in steps:
+        counts = len(step.of("readwrite")), len(step.of("commute")), len(step.of("write", "reduce"))
+        made = mixed(step.number, *counts, *(values[at].copy() for at in step.of("readwrite", "commute", "read")))
+        for place, at in enumerate(step.of(*MODES)):
+            value = made[place] if sum(counts) > 1 else made
+            values[at] = values[at] + value if step.modes[at] == "reduce" else value
     return [value.tolist() for value in values]
 
 
-@settings(max_examples=12)
+@settings(max_examples=16)
 @given(steps=programs(), large=st.booleans())
 def test_what_comes_of_a_graph_is_what_its_tasks_give_one_after_another(
     ctx: hetero.Context, steps: list[Step], large: bool
 ) -> None:
-    values = [np.arange(LARGE if large else 5) + at for at in range(HANDLES)]
+    values = [np.full((LARGE, 5) if large else 5, at) for at in range(HANDLES)]
     graph = hetero.graphs.Graph()
-    data = [graph.data(value) for value in values]
-    for changes, writes, reads, number in steps:
-        used = [data[at].readwrite for at in changes] + [data[at].write for at in writes]
-        used += [data[at].read for at in reads]
-        graph.add(mixed, number, len(changes), len(writes), *used)
+    data = [graph.data(value, operator=np.add) for value in values]
+    for step in steps:
+        counts = len(step.of("readwrite")), len(step.of("commute")), len(step.of("write", "reduce"))
+        used = [getattr(data[at], step.modes[at]) for at in (*step.of(*MODES), *step.of("read"))]
+        graph.add(mixed, step.number, *counts, *used)
     assert graph.run(ctx) == []
     assert [handle.result().tolist() for handle in data] == one_after_another(steps, values)
-    assert [value[0] for value in values] == [0, 1, 2, 3]  # the program's own arrays are left alone
+    assert [int(value.max()) for value in values] == [0, 1, 2, 3]  # the program's own arrays are left alone
+
+
+def late(seconds: float, word: str) -> list[str]:
+    time.sleep(seconds)
+    return [word]
+
+
+def test_what_is_reduced_is_combined_in_order_and_with_what_was_there(ctx: hetero.Context) -> None:
+    graph = hetero.graphs.Graph()
+    words, length, new = graph.data(["a"], operator=operator.add), graph.data(), graph.data(operator=operator.add)
+    for seconds, word in ((0.1, "b"), (0.0, "c"), (0.05, "d")):
+        graph.add(late, seconds, word, words.reduce)
+    graph.add(len, words.read, length.write)
+    graph.add(late, 0.0, "e", words.reduce)
+    graph.add(abs, -1, new.reduce)
+    graph.run(ctx)
+    assert (words.result(), length.result(), new.result()) == ([*"abcde"], 4, 1)
+
+
+def with_more(words: list[str], more: list[str]) -> list[str]:
+    return [*words, *more]
+
+
+def test_of_tasks_that_commute_those_that_are_ready_early_go_first(ctx: hetero.Context) -> None:
+    graph = hetero.graphs.Graph()
+    words, kept = graph.data([], name="words"), graph.data(operator=operator.add)
+    long_way = graph.add(list, graph.add(list, graph.add(late, 0.1, "long way")))
+    graph.add(with_more, words.commute, long_way)
+    graph.add(with_more, words.commute, ["at once"])
+    graph.add(with_more, words.readwrite, ["in the end"])
+    graph.add(with_more, words.commute, ["another"])
+    graph.add(list, long_way, kept.reduce)
+    graph.add(list, "z", kept.reduce)
+    graph.run(ctx)
+    assert words.result() == ["at once", "long way", "in the end", "another"]
+    assert kept.result() == ["long way", "z"]
 
 
 def grown(array: Any, mark: str) -> Any:
@@ -230,6 +274,23 @@ def test_versions_that_only_tasks_read_are_given_back_while_the_graph_runs() -> 
         assert array.result()[0] == 40.0
 
 
+def test_values_of_handles_that_nobody_holds_are_not_brought_into_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[int] = []
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
+        load = ctx.driver.load
+        monkeypatch.setattr(ctx.driver, "load", lambda item: (loaded.append(item), load(item))[1])
+        graph = hetero.graphs.Graph()
+        kept, scratch = graph.data(np.zeros(LARGE)), graph.data()
+        graph.add(np.add, kept.read, 1, scratch.write)
+        graph.add(np.add, kept.readwrite, scratch.read)
+        graph.add(np.add, scratch.readwrite, 1)
+        del scratch
+        graph.run(ctx)
+        assert loaded == []
+    assert len(loaded) == 1
+    assert kept.result().tolist() == [1.0] * LARGE
+
+
 def test_a_task_that_reads_one_of_several_values_gets_that_one_alone(tmp_path: Path) -> None:
     trace = tmp_path / "run.trace.jsonl.gz"
     with hetero.Context(devices="1xcpu", engine="inline", history=False, trace=trace) as ctx:
@@ -293,6 +354,10 @@ def test_wrong_uses_of_a_handle_are_refused_in_one_line_and_change_nothing(inlin
         ("is of another graph", lambda: graph.add(abs, 1, after=[other.add(abs, 1)])),
         ("is of another graph", lambda: graph.data(other.add(abs, 1))),
         ("abs has split= and writes a", lambda: graph.add(hetero.task(abs, split=list, merge=list), 1, a.write)),
+        ("a.commute stands inside a list or dict that sum gets", lambda: graph.add(sum, [a.commute])),
+        ("reads new, which has no value", lambda: graph.add(abs, new.commute)),
+        ("abs reduces a, which has no operator", lambda: graph.add(abs, 1, a.reduce)),
+        ("3 is no operator", lambda: graph.data(operator=3)),  # type: ignore[arg-type]
         ("new has no value yet", new.result),
     ]
     for message, call in wrong:

@@ -25,25 +25,48 @@ class _Missing:
 
 MISSING = _Missing()
 
-Mode = Literal["read", "write", "readwrite"]
+Mode = Literal["read", "write", "readwrite", "commute", "reduce"]
+
+IN_PLACE: tuple[Mode, ...] = ("readwrite", "commute")
+"""Modes in which the function gets the value as an argument that it may change."""
 
 
 class Version:
-    """What a handle holds between two tasks that write it.
+    """What a handle holds between two tasks that write it, or after a group of tasks whose order does not matter.
 
     Attributes
     ----------
     start
         The value, where it is there from the beginning.
-    maker
-        Index of the task that makes it, None for a value that is there from the beginning.
+    mode
+        'write' where one task makes it, 'commute' or 'reduce' where a group does.
+    before
+        The version that a group begins with.
+    operator
+        By which a group that reduces combines values.
+    makers
+        How many tasks make it.
+    level
+        Length of the longest path of tasks that leads to it.
+    closed
+        True once it is read, so that no further task joins the group.
     """
 
-    __slots__ = ("maker", "start")
+    __slots__ = ("before", "closed", "level", "makers", "mode", "operator", "start")
 
-    def __init__(self, start: object = MISSING, maker: int | None = None) -> None:
+    def __init__(self, mode: Mode = "write", before: Version | None = None, start: object = MISSING) -> None:
         self.start = start
-        self.maker = maker
+        self.mode = mode
+        self.before = before
+        self.operator: Callable[..., object] | None = None
+        self.makers = 0
+        self.level: int = 0 if before is None else before.level
+        self.closed = False
+
+    @property
+    def has_value(self) -> bool:
+        """Return whether there is something to read."""
+        return self.makers > 0 or self.start is not MISSING
 
 
 class GraphData:
@@ -55,11 +78,12 @@ class GraphData:
         For people.
     """
 
-    __slots__ = ("__weakref__", "_graph", "_latest", "_version", "name")
+    __slots__ = ("__weakref__", "_graph", "_latest", "_operator", "_version", "name")
 
-    def __init__(self, graph: Graph, start: object, name: str) -> None:
+    def __init__(self, graph: Graph, version: Version, name: str, operator: Callable[..., object] | None) -> None:
         self._graph = graph
-        self._version = Version(start)
+        self._version = version
+        self._operator = operator
         self._latest: object = MISSING
         self.name = name
 
@@ -77,6 +101,16 @@ class GraphData:
     def readwrite(self) -> Access:
         """The value as an argument, which may be changed in place; the result of the task is the new value."""
         return Access(self, "readwrite")
+
+    @property
+    def commute(self) -> Access:
+        """As `readwrite`, among neighbours whose order does not matter: those that are ready early go first."""
+        return Access(self, "commute")
+
+    @property
+    def reduce(self) -> Access:
+        """The result of the task is combined with the value by the operator of the handle; there is no argument."""
+        return Access(self, "reduce")
 
     def result(self) -> Any:
         """Return the value after the latest `run` or `submit` of the graph, waiting for it if need be.
@@ -141,40 +175,38 @@ class Uses:
         The same with a `Version` for what is read, and without what is only written.
     changes
         Positions and names of the arguments that the function may change in place.
-    written
-        The handles that the task writes, in the order in which it returns their values.
+    reads
+        The versions that must be there before.
+    makes
+        The version that the task makes of each handle that it writes, in the order in which it returns their values.
     """
 
     def __init__(self, graph: Graph, name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         self._graph, self._name = graph, name
         self._modes: dict[GraphData, Mode] = {}
-        self.written: list[GraphData] = []
         self.changes: list[int | str] = []
+        self.reads: list[Version] = []
+        self.makes: dict[GraphData, Version] = {}
         kept: list[object] = []
         for value in args:
-            if isinstance(value, Access) and value.mode == "write":
-                self._note(value)
+            if isinstance(value, Access) and value.mode in ("write", "reduce"):
+                self._made(value)
             else:
                 kept.append(self._argument(value, len(kept)))
         self.args = tuple(kept)
         self.kwargs = {word: self._argument(value, word) for word, value in kwargs.items()}
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the handles that the task writes."""
-        return tuple([data.name for data in self.written])
-
     def _argument(self, value: object, place: int | str) -> object:
         if not isinstance(value, Access) or value.mode == "read":
             return self._inside(value)
-        if value.mode == "write":
+        if value.mode not in IN_PLACE:
             raise BadValueError(
                 f"{self._name} gets no argument for {value}, and {place}= gives it one",
                 remedy=f"give {value} without a name in front",
             )
-        self._note(value)
         self.changes.append(place)
-        return self._version(value)
+        before, made = self._read(value), self._made(value)
+        return made if value.mode == "commute" else before
 
     def _inside(self, value: Any) -> object:
         if isinstance(value, Access):
@@ -183,8 +215,7 @@ class Uses:
                     f"{value} stands inside a list or dict that {self._name} gets, where handles can only be read",
                     remedy=f"give {value} as an argument of its own",
                 )
-            self._note(value)
-            return self._version(value)
+            return self._read(value)
         if isinstance(value, GraphData):
             raise BadValueError(
                 f"{self._name} does not say how it uses {value.name}",
@@ -192,7 +223,7 @@ class Uses:
             )
         return rebuild(value, self._inside) if is_container(type(value)) else value
 
-    def _note(self, access: Access) -> None:
+    def _note(self, access: Access) -> GraphData:
         data = access.data
         if data._graph is not self._graph:
             raise BadValueError(f"{data.name} is a handle of another graph", remedy="make one with graph.data here")
@@ -202,18 +233,37 @@ class Uses:
                 f"{self._name} uses {data.name} in two modes, {before} and {access.mode}",
                 remedy=f"give {data.name}.readwrite once",
             )
-        if access.mode != "read":
-            if data in self.written:
-                raise BadValueError(f"{self._name} writes {data.name} twice", remedy=f"give {access} once")
-            self.written.append(data)
+        return data
 
-    def _version(self, access: Access) -> Version:
-        version = access.data._version
-        if version.start is MISSING and version.maker is None:
+    def _read(self, access: Access) -> Version:
+        """Return the version that the task reads; one that commutes reads what was there before its group."""
+        version = self._note(access)._version
+        if version.mode == access.mode == "commute" and not version.closed and version.before is not None:
+            version = version.before
+        if not version.has_value:
             raise BadValueError(
                 f"{self._name} reads {access.data.name}, which has no value and which no task before it writes",
                 remedy="give graph.data a value, or add the task that writes it before",
             )
+        self.reads.append(version)
+        return version
+
+    def _made(self, access: Access) -> Version:
+        """Return the version that the task makes, or joins in making."""
+        data, mode = self._note(access), access.mode
+        if data in self.makes:
+            raise BadValueError(f"{self._name} writes {data.name} twice", remedy=f"give {access} once")
+        if mode == "reduce" and data._operator is None:
+            raise BadValueError(
+                f"{self._name} reduces {data.name}, which has no operator", remedy="make it by graph.data(operator=…)"
+            )
+        version = data._version
+        if mode not in ("commute", "reduce"):
+            version = Version()
+        elif version.mode != mode or version.closed:
+            version = Version(mode, version)
+            version.operator = data._operator
+        self.makes[data] = version
         return version
 
 

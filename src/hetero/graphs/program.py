@@ -22,6 +22,7 @@ from hetero.graphs.handles import MISSING, GraphData, Uses, Version, replaced
 from hetero.model.graph import topological_order
 from hetero.session.context import Context
 from hetero.session.futures import Future
+from hetero.session.gathering import tree
 from hetero.session.tasks import as_task
 
 __all__ = ["Graph", "GraphNode"]
@@ -36,7 +37,7 @@ class GraphNode:
         The function's name, or the id in the file.
     """
 
-    __slots__ = ("_after", "_function", "_graph", "_index", "_makes", "_uses", "name")
+    __slots__ = ("_after", "_around", "_call", "_function", "_graph", "_index", "_level", "_makes", "name")
 
     def __init__(
         self,
@@ -50,9 +51,12 @@ class GraphNode:
         self._graph = graph
         self._index = index
         self._function = function
-        self._uses = uses
+        self._call = (uses.args, uses.kwargs)
         self._after = after
-        self._makes: list[Version] = []
+        self._makes = tuple(uses.makes.values())
+        self._level = 0
+        names = tuple([data.name for data in uses.makes])
+        self._around = partial(WritingCall.around, changes=tuple(uses.changes), writes=names) if names else None
         self.name = name
 
     def __repr__(self) -> str:
@@ -83,8 +87,11 @@ class Graph:
         self._read: set[int] = set()
         self._data: weakref.WeakValueDictionary[int, GraphData] = weakref.WeakValueDictionary()
         self._handles = 0
+        self._commutes = False
 
-    def data(self, value: object = MISSING, /, *, name: str = "") -> GraphData:
+    def data(
+        self, value: object = MISSING, /, *, name: str = "", operator: Callable[[Any, Any], object] | None = None
+    ) -> GraphData:
         """Return a handle of data that tasks read and write, in the order in which they are added.
 
         Parameters
@@ -94,13 +101,20 @@ class Graph:
             Without one a task has to write it first.
         name
             For people.
+        operator
+            Associative function of two values, by which `handle.reduce` combines them, the earlier one first.
+
+        Raises
+        ------
+        BadValueError
+            The node is of another graph, or the operator is no function.
 
         Notes
         -----
-        A task is given `handle.read`, `handle.write` or `handle.readwrite`. The result is that of running the tasks
-        one after another: a task reads what the last one before it has written. Each write makes a new version, so
-        that nobody waits for those that still read the one before. The function returns the new value; of several
-        handles a tuple, in the order in which they were given to `add`.
+        A task is given `handle.read`, `write`, `readwrite`, `commute` or `reduce`. The result is that of running the
+        tasks one after another: a task reads what those before it have written. Each write makes a new version, so that
+        nobody waits for those that still read the one before. The function returns the new value; of several handles a
+        tuple, in the order in which they were given to `add`.
 
         Examples
         --------
@@ -114,9 +128,12 @@ class Graph:
         ...     items.result(), longest.result()
         (['fig', 'pear'], 'pear')
         """
-        start = self._used(value) if isinstance(value, GraphNode) else value
+        if operator is not None and not callable(operator):
+            raise BadValueError(f"{shown(operator)} is no operator", remedy="give a function of two values")
+        version = Version(start=self._used(value) if isinstance(value, GraphNode) else value)
+        version.level = value._level if isinstance(value, GraphNode) else 0
         self._handles += 1
-        made = GraphData(self, start, name or f"data {self._handles}")
+        made = GraphData(self, version, name or f"data {self._handles}", operator)
         self._data[self._handles] = made
         return made
 
@@ -153,18 +170,30 @@ class Graph:
             raise BadValueError(f"{shown(function)} is no function", remedy="give a function, then its arguments")
         named = getattr(function, "__name__", type(function).__name__)
         uses = Uses(self, named, args, kwargs)
-        if uses.written and as_task(function).split is not None:
+        node = GraphNode(self, len(self._nodes), named, function, uses, self._checked(after))
+        if node._makes and as_task(function).split is not None:
             raise BadValueError(
-                f"{named} has split= and writes {uses.written[0].name}",
+                f"{named} has split= and writes {next(iter(uses.makes)).name}",
                 remedy="give it values and nodes, or drop split=",
             )
-        node = GraphNode(self, len(self._nodes), named, function, uses, self._checked(after))
-        replaced((uses.args, uses.kwargs), (GraphNode, Version), self._used)
-        for data in uses.written:
-            data._version = Version(maker=node._index)
-            node._makes.append(data._version)
+        needs: list[GraphNode | Version] = [*node._after, *uses.reads]
+        replaced(node._call, (GraphNode,), lambda each: needs.append(self._used(each)))
+        node._level = 1 + max([each._level if isinstance(each, GraphNode) else each.level for each in needs], default=0)
+        self._write(uses, node._level)
         self._nodes.append(node)
         return node
+
+    def _write(self, uses: Uses, level: int) -> None:
+        """Move the handles of a task on to what it makes."""
+        for version in uses.reads:
+            version.closed = True
+        for data, version in uses.makes.items():
+            if version.before is not None:
+                version.before.closed = True
+            self._commutes |= version.mode == "commute"
+            version.makers += 1
+            version.level = max(version.level, level)
+            data._version = version
 
     def _checked(self, after: Iterable[GraphNode]) -> tuple[GraphNode, ...]:
         nodes = (after,) if isinstance(after, GraphNode) or not isinstance(after, Iterable) else tuple(after)
@@ -179,11 +208,9 @@ class Graph:
             raise BadValueError(f"{node!r} is of another graph", remedy="add its task to this graph too")
         return node
 
-    def _used(self, each: GraphNode | Version) -> GraphNode | Version:
-        maker = each.maker if isinstance(each, Version) else self._own(each)._index
-        if maker is not None:
-            self._read.add(maker)
-        return each
+    def _used(self, node: GraphNode) -> GraphNode:
+        self._read.add(self._own(node)._index)
+        return node
 
     @classmethod
     def from_file(cls, path: str | Path, function: Callable[..., object]) -> Graph:
@@ -255,11 +282,19 @@ class Graph:
     def _handed_in(self, ctx: Context) -> _Submission:
         made = _Submission(ctx)
         with ctx.driver.together():
-            for node in self._nodes:
+            for node in self._ordered():
                 made.add(node)
-        for data in self._data.values():
-            data._latest = made.latest(data._version)
+            latest = [(data, made.latest(data._version)) for data in self._data.values()]
+        for data, value in latest:
+            data._latest = value
         return made
+
+    def _ordered(self) -> list[GraphNode]:
+        """Return the tasks in an order in which each comes after those that it needs.
+
+        Of tasks that commute those go first to which fewer tasks lead: they are ready earlier.
+        """
+        return sorted(self._nodes, key=lambda node: (node._level, node._index)) if self._commutes else self._nodes
 
     def run(self, ctx: Context) -> list[Any]:
         """Run the graph and give the results of the tasks that no other task reads.
@@ -302,42 +337,56 @@ class _Submission:
         self.futures: dict[GraphNode, Future] = {}
         self.unread: dict[int, Future] = {}
         self._ctx = ctx
-        self._values: dict[Version, Any] = {}
+        self._values: dict[Version, Future] = {}
+        self._partial: dict[Version, dict[int, Future]] = {}
         self._copies = not ctx.driver.engine.copies_arguments
 
     def add(self, node: GraphNode) -> None:
         """Submit a task whose tasks before it are submitted."""
-        uses = node._uses
-        args, kwargs = replaced((uses.args, uses.kwargs), (GraphNode, Version), self._value)
+        args, kwargs = replaced(node._call, (GraphNode, Version), self._value)
         behind = tuple([self.futures[each] for each in node._after])
-        around = None
-        if node._makes:
-            around = partial(WritingCall.around, changes=tuple(uses.changes), writes=uses.names, copies=self._copies)
+        around = None if node._around is None else partial(node._around, copies=self._copies)
         future = self._noted(self._ctx._submit_call(as_task(node._function), args, kwargs, behind, around))
         self.futures[node] = future
         for place, version in enumerate(node._makes):
-            self._values[version] = future if len(node._makes) == 1 else self._part(future, place)
+            value = future if len(node._makes) == 1 else self._part(future, place)
+            if version.mode == "reduce":
+                self._partial.setdefault(version, {})[node._index] = value
+            else:
+                self._values[version] = value
 
     def latest(self, version: Version) -> object:
-        """Return the value of a version, or its future."""
-        value = self._values.get(version, version.start) if version.maker is not None else version.start
-        return self.futures[value] if isinstance(value, GraphNode) else value
+        """Return the value that a handle has in the end, or its future."""
+        if version.makers:
+            return self._noted(self._value(version))
+        return self.futures[version.start] if isinstance(version.start, GraphNode) else version.start
 
-    def _value(self, each: GraphNode | Version) -> object:
-        if isinstance(each, GraphNode):
-            value: object = self.futures[each]
-        else:
-            if each not in self._values:
-                self._values[each] = self._started(each.start)
-            value = self._values[each]
-        if isinstance(value, Future):
-            self.unread.pop(value.item, None)
+    def _value(self, each: GraphNode | Version) -> Future:
+        if isinstance(each, Version) and each not in self._values:
+            self._values[each] = self._begun(each)
+        value = self.futures[each] if isinstance(each, GraphNode) else self._values[each]
+        if self.unread.get(value.item) is value:
+            del self.unread[value.item]
         return value
 
-    def _started(self, start: object) -> object:
-        if isinstance(start, GraphNode):
-            return self._value(start)
-        return start if isinstance(start, Future) else self._ctx.put(start)
+    def _begun(self, version: Version) -> Future:
+        """Return what a version holds before the tasks that commute have changed it, or after all that reduce."""
+        if version.mode == "reduce":
+            return self._total(version)
+        if version.before is not None:
+            return self._value(version.before)
+        if isinstance(version.start, GraphNode):
+            return self._value(version.start)
+        return version.start if isinstance(version.start, Future) else self._ctx.put(version.start)
+
+    def _total(self, version: Version) -> Future:
+        """Combine what tasks gave to be reduced, in the order in which they were added."""
+        given, before = self._partial[version], version.before
+        leaves = [self._value(before)] if before is not None and before.has_value else []
+        leaves += [given[index] for index in sorted(given)]
+        for leaf in leaves:
+            self.unread.pop(leaf.item, None)
+        return tree(self._ctx, as_task(version.operator), leaves)
 
     def _part(self, future: Future, place: int) -> Future:
         """Return one of several values that a task returns, as an item of its own."""

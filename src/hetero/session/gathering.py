@@ -20,7 +20,7 @@ from hetero.session.tasks import TaskFunction
 if TYPE_CHECKING:
     from hetero.session.context import Context
 
-__all__ = ["gather", "reduce"]
+__all__ = ["gather", "reduce", "tree"]
 
 
 def gather(futures: Any, return_exceptions: bool = False) -> list[object]:
@@ -100,11 +100,12 @@ def reduce(ctx: Context, task: TaskFunction[..., object], futures: Iterable[obje
     located = [(ctx.driver.where(leaf.item), leaf) for leaf in leaves]
     if not ordered:
         located.sort(key=lambda pair: pair[0])
-    partial = [_tree(ctx, task, [leaf for _, leaf in group]) for _, group in groupby(located, key=lambda pair: pair[0])]
-    return _tree(ctx, task, partial)
+    partial = [tree(ctx, task, [leaf for _, leaf in group]) for _, group in groupby(located, key=lambda pair: pair[0])]
+    return tree(ctx, task, partial)
 
 
-def _tree(ctx: Context, task: TaskFunction[..., object], leaves: list[Future]) -> Future:
+def tree(ctx: Context, task: TaskFunction[..., object], leaves: list[Future]) -> Future:
+    """Combine futures two by two, in their order; returns the future of the total."""
     while len(leaves) > 1:
         pairs = [
             ctx.submit(task, *leaves[i : i + 2]) if i + 1 < len(leaves) else leaves[i] for i in range(0, len(leaves), 2)

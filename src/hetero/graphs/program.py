@@ -297,7 +297,14 @@ class Graph:
         return sorted(self._nodes, key=lambda node: (node._level, node._index)) if self._commutes else self._nodes
 
     def run(self, ctx: Context) -> list[Any]:
-        """Run the graph and give the results of the tasks that no other task reads.
+        """Run the graph and give the results of the tasks that no other task reads and that write no handle.
+
+        What handles hold then is read by `handle.result()`.
+
+        Raises
+        ------
+        Exception
+            Whatever one of the tasks raised.
 
         Examples
         --------

@@ -7,8 +7,9 @@ It must not submit anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
+from hetero.engines.shared.items import MISSING
 from hetero.floor.containers import is_container, rebuild
 from hetero.floor.errors import BadValueError, SerialisationError
 from hetero.session.futures import Future
@@ -16,14 +17,10 @@ from hetero.session.futures import Future
 if TYPE_CHECKING:
     from hetero.graphs.program import Graph
 
-__all__ = ["MISSING", "Access", "GraphData", "Uses", "Version", "replaced"]
+__all__ = ["Access", "GraphData", "Uses", "Version", "replaced"]
 
 
-class _Missing:
-    __slots__ = ()
-
-
-MISSING = _Missing()
+Shape = TypeVar("Shape")
 
 Mode = Literal["read", "write", "readwrite", "commute", "reduce"]
 
@@ -208,7 +205,7 @@ class Uses:
         before, made = self._read(value), self._made(value)
         return made if value.mode == "commute" else before
 
-    def _inside(self, value: Any) -> object:
+    def _inside(self, value: object) -> object:
         if isinstance(value, Access):
             if value.mode != "read":
                 raise BadValueError(
@@ -267,8 +264,10 @@ class Uses:
         return version
 
 
-def replaced(value: object, kinds: tuple[type, ...], of: Callable[[Any], object]) -> Any:
+def replaced(value: Shape, kinds: tuple[type, ...], of: Callable[..., object]) -> Shape:
     """Return a value with something else in place of each object of these types, also inside containers."""
     if isinstance(value, kinds):
-        return of(value)
-    return rebuild(value, lambda each: replaced(each, kinds, of)) if is_container(type(value)) else value
+        return cast("Shape", of(value))
+    if not is_container(type(value)):
+        return value
+    return cast("Shape", rebuild(value, lambda each: replaced(each, kinds, of)))

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from hetero.drive.call_environment import WritingCall
+from hetero.engines.shared.items import MISSING
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import shown
 from hetero.graphs.formats import read_graph
-from hetero.graphs.handles import MISSING, GraphData, Uses, Version, replaced
+from hetero.graphs.handles import GraphData, Uses, Version, replaced
 from hetero.model.graph import topological_order
 from hetero.session.context import Context
 from hetero.session.futures import Future
@@ -90,7 +91,7 @@ class Graph:
         self._commutes = False
 
     def data(
-        self, value: object = MISSING, /, *, name: str = "", operator: Callable[[Any, Any], object] | None = None
+        self, value: object = MISSING, /, *, name: str = "", operator: Callable[..., object] | None = None
     ) -> GraphData:
         """Return a handle of data that tasks read and write, in the order in which they are added.
 

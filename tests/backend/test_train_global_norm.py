@@ -64,7 +64,7 @@ def teams() -> Iterator[dict[int, Team]]:
 def installed() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    global_norm.install(lambda _: getattr(_here, "group", None))
+    global_norm.install(lambda _: getattr(_here, "group", None), lambda: getattr(_here, "group", None))
     yield
     global_norm.uninstall()
     torch.set_num_threads(threads)
@@ -294,3 +294,23 @@ def test_torch_is_as_it_was_where_there_is_no_group() -> None:
     global_norm.uninstall()
     assert F.batch_norm is plain
     assert nn.SyncBatchNorm.forward is synchronised
+
+
+@pytest.mark.parametrize("kind", ["embedding", "bag"])
+def test_embeddings_of_bounded_norm_bound_what_any_member_looks_up(teams: dict[int, Team], kind: str) -> None:
+    table = torch.randn(12, 3, dtype=torch.float64)
+    indices = torch.tensor([[1, 2], [2, 5], [7, 7], [8, 1], [0, 5]])
+    parts = {2: (3, 2), 3: (1, 0, 4)}
+
+    def looked_up(rows: Any) -> Any:
+        make = nn.Embedding if kind == "embedding" else nn.EmbeddingBag
+        layer = make.from_pretrained(table.clone(), max_norm=0.9)
+        layer(rows)
+        return layer.weight.data
+
+    _here.group = None
+    whole = looked_up(indices)
+    assert not torch.equal(whole, table)
+    for size, counts in parts.items():
+        found = teams[size].run(lambda rank, cut=indices.split(counts): looked_up(cut[rank]))
+        assert all(torch.equal(each, whole) for each in found), kind

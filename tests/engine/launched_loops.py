@@ -348,6 +348,21 @@ def penalties_beside_two_means() -> None:
     told("penalties", size(model))
 
 
+def embeddings_of_bounded_norm() -> None:
+    """Each forward pass changes the rows of the table that it looks up."""
+    table = nn.Embedding(30, 6, max_norm=1.0)
+    bag, head = nn.EmbeddingBag(20, 6, max_norm=0.5, norm_type=1.0), nn.Linear(6, 3)
+    every = nn.ModuleList([table, bag, head])
+    data = TensorDataset(torch.randint(0, 30, (45, 4)), torch.randint(0, 3, (45,)))
+    every, optimizer, loader = fleet.prepare(every, torch.optim.SGD(every.parameters(), 0.5), DataLoader(data, 7))
+    for _ in range(2):
+        for words, targets in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(head(table(words).mean(1) + bag(words % 20)), targets).backward()
+            optimizer.step()
+        told("bounded", size(table), size(bag), size(head))
+
+
 def batches_split_one_step_ahead() -> None:
     model, optimizer = small()
     model, optimizer = fleet.prepare(model, optimizer)

@@ -1,8 +1,9 @@
-"""Batch normalisation over the whole batch, where each process has a part of it.
+"""What layers normalise by the whole batch, where each process has a part of it.
 
 In: a group of processes, each with its rows of a batch, as unequal as they like. Out: torch's batch normalisation
-with the statistics of all rows, forward, backward and in the buffers. It must not exchange anything but a row of
-statistics forward and another backward, and knows nothing of models or optimizers.
+with the statistics of all rows, forward, backward and in the buffers; embeddings whose rows are bounded where any of
+the processes looks them up. It must not exchange anything but rows of statistics and indices, and knows nothing of
+models or optimizers.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class GroupLike(Protocol):
 _replaced: list[tuple[object, str, object]] = []
 
 
-def install(group_of: Callable[[Tensor], GroupLike | None]) -> None:
+def install(group_of: Callable[[Tensor], GroupLike | None], group_now: Callable[[], GroupLike | None]) -> None:
     """Have torch normalise batches over a group of processes; a second call replaces the first.
 
     Parameters
@@ -50,10 +51,13 @@ def install(group_of: Callable[[Tensor], GroupLike | None]) -> None:
         Returns the group over which an input is cut that a layer is about to normalise; None, or a group of one, to
         normalise as torch does. All members of a group must normalise the same layers in the same order, a member
         without rows too.
+    group_now
+        Returns the group over which what embeddings look up is cut.
 
     Notes
     -----
-    `torch.nn.functional.batch_norm` is replaced, which the modules of batch normalisation call, and the forward pass
+    `torch.embedding_renorm_` is replaced, by which embeddings with `max_norm` change the rows that they look up, and
+    `torch.nn.functional.batch_norm`, which the modules of batch normalisation call, and the forward pass
     of `torch.nn.SyncBatchNorm`, which becomes the same. The gradients of weight and bias are those of the own rows,
     to be summed over the group with all others; the gradient that comes in is that of the summed loss. A compiled
     function is interrupted at each layer that normalises in training; one compiled with ``fullgraph`` is refused by
@@ -61,7 +65,7 @@ def install(group_of: Callable[[Tensor], GroupLike | None]) -> None:
     """
     uninstall()
     functional = torch.nn.functional
-    plain, synchronised = functional.batch_norm, SyncBatchNorm.forward
+    plain, synchronised, bound = functional.batch_norm, SyncBatchNorm.forward, torch.embedding_renorm_
 
     def batch_norm(
         input: Tensor,
@@ -85,10 +89,22 @@ def install(group_of: Callable[[Tensor], GroupLike | None]) -> None:
         group = group_of(input)
         return (synchronised if group is None or group.world_size < 2 else _BatchNorm.forward)(self, input)
 
-    batch_norm.__doc__ = plain.__doc__
+    def embedding_renorm_(weight: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> Tensor:
+        if torch.compiler.is_compiling():
+            raise NotImplementedError("embeddings with max_norm over several processes cannot be compiled")
+        group, own = group_now(), indices.unique()
+        before = weight[own]
+        found = bound(weight, own, max_norm, norm_type)
+        if group is not None and group.world_size > 1:
+            bound(weight, _of_all(group, own[(weight[own] != before).any(1)]), max_norm, norm_type)
+        return found
+
+    batch_norm.__doc__, embedding_renorm_.__doc__ = plain.__doc__, bound.__doc__
     _replaced.extend([(functional, "batch_norm", plain), (SyncBatchNorm, "forward", synchronised)])
+    _replaced.append((torch, "embedding_renorm_", bound))
     functional.batch_norm = batch_norm
     SyncBatchNorm.forward = forward
+    torch.embedding_renorm_ = embedding_renorm_
 
 
 def uninstall() -> None:
@@ -96,6 +112,20 @@ def uninstall() -> None:
     while _replaced:
         owner, name, original = _replaced.pop()
         setattr(owner, name, original)
+
+
+def _of_all(group: GroupLike, own: Tensor) -> Tensor:
+    """Return the indices that any member gives."""
+    counts = torch.zeros(group.world_size, dtype=torch.float64)
+    counts[group.rank] = len(own)
+    group.all_reduce(counts)
+    ends = [0, *(int(each) for each in counts.cumsum(0))]
+    row = torch.zeros(ends[-1], dtype=torch.float64)
+    if ends[-1]:
+        begin, end = ends[group.rank : group.rank + 2]
+        row[begin:end] = own[: end - begin].cpu()
+        group.all_reduce(row)
+    return row.to(own.device, torch.int64).unique()
 
 
 def _normalise(

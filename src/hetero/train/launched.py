@@ -84,7 +84,7 @@ class Member(fleet.TrainingFleet):
         torch.Tensor.backward = _launched_backward
         torch.autograd.backward = _launched_autograd_backward
         self._batches.draws.install()
-        global_norm.install(self._batches.group_for)
+        global_norm.install(self._batches.group_for, self._batches.group_now)
         self._hooks.append(register_optimizer_step_pre_hook(self._about_to_step))
         self._processes.when_alone.append(self._hand_back)
         enter = torch.autocast.__enter__

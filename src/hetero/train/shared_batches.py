@@ -305,7 +305,12 @@ class SharedBatches:
         """Return over whom a batch is normalised: nobody else where it is none that was cut."""
         rows = self.draws.rows
         none = rows is None or len(batch) % rows.count or len(batch) == rows.whole > rows.count
-        return None if none or self._processes.checks else _NormGroup(self._processes, has_rows=not self.has_none)
+        return None if none else self.group_now()
+
+    def group_now(self) -> _NormGroup | None:
+        """Return who has the other rows of the batch in use: nobody where it is not cut."""
+        is_whole = self.draws.rows is None or self._processes.checks
+        return None if is_whole else _NormGroup(self._processes, has_rows=not self.has_none)
 
     def _numbers_of_rows(self, own: Tensor) -> Tensor:
         """Return a whole number of each row of the whole batch, given those of the own rows."""

@@ -297,10 +297,10 @@ def test_torch_is_as_it_was_where_there_is_no_group() -> None:
 
 
 @pytest.mark.parametrize("kind", ["embedding", "bag"])
-def test_embeddings_of_bounded_norm_bound_what_any_member_looks_up(teams: dict[int, Team], kind: str) -> None:
+def test_embeddings_of_bounded_norm_bound_what_any_member_looks_up(kind: str, teams: dict[int, Team]) -> None:
     table = torch.randn(12, 3, dtype=torch.float64)
     indices = torch.tensor([[1, 2], [2, 5], [7, 7], [8, 1], [0, 5]])
-    parts = {2: (3, 2), 3: (1, 0, 4)}
+    parts = {2: indices.split((3, 2)), 3: indices.split((1, 0, 4))}
 
     def looked_up(rows: Any) -> Any:
         make = nn.Embedding if kind == "embedding" else nn.EmbeddingBag
@@ -311,6 +311,6 @@ def test_embeddings_of_bounded_norm_bound_what_any_member_looks_up(teams: dict[i
     _here.group = None
     whole = looked_up(indices)
     assert not torch.equal(whole, table)
-    for size, counts in parts.items():
-        found = teams[size].run(lambda rank, cut=indices.split(counts): looked_up(cut[rank]))
+    for size, cut in parts.items():
+        found = teams[size].run(lambda rank, cut=cut: looked_up(cut[rank]))
         assert all(torch.equal(each, whole) for each in found), kind

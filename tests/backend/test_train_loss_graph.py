@@ -77,15 +77,74 @@ def test_what_keeps_rows_apart_does_not_mix_them(loss: Loss) -> None:
     assert look(loss(*given()), graphs) == ()
 
 
-def test_graphs_are_looked_at_often_at_first_and_when_something_is_prepared() -> None:
+@pytest.mark.parametrize("loss", MIXING.values(), ids=MIXING)
+def test_a_graph_that_is_made_otherwise_is_noticed_at_once_however_late(loss: Loss) -> None:
     graphs = ComparedGraphs()
-    assert not graphs.is_due()
+    assert not graphs.is_new(plain(*given()))
     graphs.learn(plain(*given()))
-    due = [graphs.is_due() for _ in range(200)]
-    assert all(due[:63])
-    assert 5 <= sum(due[64:]) <= 10
-    graphs.watch()
-    assert all(graphs.is_due() for _ in range(10))
+    assert not any(graphs.is_new(plain(*given())) for _ in range(100))
+    assert graphs.is_new(loss(*given()))
+    assert not graphs.is_new(loss(*given()))
+
+
+def test_graphs_of_the_same_functions_over_other_dimensions_are_told_apart() -> None:
+    graphs = ComparedGraphs()
+    for make in (lambda out, dim: out.sum(dim).exp().sum(), lambda out, dim: out.softmax(dim).exp().sum()):
+        graphs.learn(make(given()[0], 1))
+        assert not graphs.is_new(make(given()[0], 1))
+        assert graphs.is_new(make(given()[0], 0))
+    graphs.learn(given()[0][:, torch.tensor([1, 0])].exp().sum())
+    assert graphs.is_new(given()[0][torch.tensor([1, 0])].exp().sum())
+
+
+BY_CHANCE: dict[str, Loss] = {
+    "decay": lambda out, y: F.cross_entropy(out, y) + torch.ones(ROWS, 3, requires_grad=True).pow(2).sum().sqrt(),
+    "centred weights": lambda out, y: F.cross_entropy(out, y) + (W - W.mean(0)).abs().amax(0).sum(),
+    "orthogonal": lambda out, y: F.cross_entropy(out, y) + (W @ W.T - torch.eye(ROWS)).pow(2).sum(),
+    "scaled": lambda out, y: F.cross_entropy(out, y) + (W * torch.rand(3)).softmax(0).mean(),
+}
+W = torch.rand(ROWS, 3, requires_grad=True)
+OF_DATA: dict[str, Loss] = {
+    "added": lambda out, y: F.cross_entropy(out, y) + (W[0] + torch.rand(ROWS, 3)).softmax(0).exp().mean(),
+    "multiplied": lambda out, y: F.cross_entropy(out, y) + (W.mean() * torch.rand(ROWS, 3)).softmax(0).exp().mean(),
+    "product": lambda out, y: F.cross_entropy(out, y) + (torch.rand(ROWS, 5) @ W).softmax(0).exp().mean(),
+    "looked up": lambda out, y: F.cross_entropy(out, y) + F.embedding(y, W).softmax(0).exp().mean(),
+}
+
+
+@pytest.mark.parametrize("loss", BY_CHANCE.values(), ids=BY_CHANCE)
+def test_parameters_with_as_many_rows_by_chance_do_not_mix_those_of_a_batch(loss: Loss) -> None:
+    graphs = ComparedGraphs()
+    graphs.learn(plain(*given()))
+    assert look(loss(*given()), graphs) == ()
+
+
+@pytest.mark.parametrize("loss", OF_DATA.values(), ids=OF_DATA)
+def test_what_parameters_make_of_data_may_mix_its_rows(loss: Loss) -> None:
+    graphs = ComparedGraphs()
+    graphs.learn(plain(*given()))
+    assert look(loss(*given()), graphs)
+
+
+@pytest.mark.parametrize("choose", [lambda x: x[1:3], lambda x: x.index_select(0, torch.tensor([2, 0]))])
+def test_rows_chosen_by_number_may_mix_them_unless_that_was_compared_elsewhere_in_the_graph(choose: Loss) -> None:
+    graphs, known = ComparedGraphs(), ComparedGraphs()
+    graphs.learn(plain(*given()))
+    known.learn(choose(given()[0]).exp().sum())
+    assert look(choose(given()[0]).tanh().sum(), graphs)
+    assert look(choose(given()[0]).tanh().sum(), known) == ()
+    assert look(given()[0][:].tanh().sum(), graphs) == ()
+
+
+def test_what_goes_over_the_first_dimension_is_named_whatever_its_size() -> None:
+    """By that a process knows whether another one, with another number of rows, has seen the same."""
+    out, y = given()
+    for rows in (ROWS, ROWS + 1):
+        graphs = ComparedGraphs()
+        graphs.learn(plain(out, y))
+        found = graphs.strange(out.softmax(0).exp().sum(1).mean(), rows, ())
+        assert "Softmax over dimension 0" in found.over
+        assert ("Softmax over dimension 0" in found.mixing) == (rows == ROWS)
 
 
 def test_a_mean_and_penalties_make_a_whole_loss_of_the_parts() -> None:

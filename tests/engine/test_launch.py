@@ -181,6 +181,26 @@ def test_what_mixes_samples_is_refused_in_one_line(before: str, loss: str, words
     assert len(found.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("late", "words"),
+    [
+        ("(out - out.mean(0)).pow(2).mean()", "Mean over dimension 0 may mix the samples of a batch"),
+        ("((out[:, :1] * torch.ones(5)).T.softmax(0) ** 2).mean()", ""),  # of as many entries as one process has rows
+        ("((out[:, :1] * torch.ones(3)).T.softmax(0) ** 2).mean()", ""),
+    ],
+    ids=["mixes", "as many as one has", "as many as the other has"],
+)
+def test_what_begins_after_the_first_steps_is_refused_where_it_mixes_samples(
+    late: str, words: str, tmp_path: Path
+) -> None:
+    script = written(tmp_path, MODEL.format(before="pass", loss=f"{ENTROPY} + (0 if number < 5 else {late})"))
+    found = launched(tmp_path, script, options=("--shares", "cpu:0=5,cpu:1=3"))
+    assert (found.returncode, found.stdout) == ((2, "") if words else (0, "over\n")), found.stderr
+    assert words in found.stderr
+    assert "Traceback" not in found.stderr
+
+
 def test_a_module_is_run_as_by_python(tmp_path: Path) -> None:
     package = tmp_path / "package"
     package.mkdir()

@@ -6,10 +6,13 @@ mix rows. It must not run a backward pass, nor keep a graph alive.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -26,10 +29,16 @@ _OVER_A_DIMENSION = frozenset(
     }
 )  # fmt: skip
 _OF_UNKNOWN_SIZE = frozenset({"Cumprod", "Cumsum", "Flip", "Roll"})
-_KEEPS_ROWS_APART = frozenset({"IndexSelect", "Slice"})
-"""What chooses rows, as sequences of unequal lengths need it, and is named, not refused."""
-_FIRST = 64
-_EVERY = 16
+_CHOOSES_ROWS = frozenset({"IndexSelect", "Slice"})
+"""What sequences of unequal lengths need: named, not refused, where it was compared in another place of the graph."""
+_OF_PRODUCTS = frozenset({"Addmm", "Baddbmm", "Bmm", "Mm", "Mv"})
+_OF_ENTRIES = frozenset(
+    {
+        "Abs", "Add", "Clamp", "ClampMin", "ClampMax", "Clone", "Diagonal", "Div", "Exp", "Log", "Mul", "Neg",
+        "Permute", "Pow", "Relu", "ReshapeAlias", "Rsub", "Sigmoid", "Softplus", "Sqrt", "Squeeze", "Stack", "Sub",
+        "T", "Tanh", "ToCopy", "Transpose", "Tril", "Triu", "Unsqueeze", "UnsafeView", "View",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +51,16 @@ class Strange:
         Nodes that can mix rows, by name.
     other
         The others.
+    over
+        Nodes that go over a first dimension, of as many entries as there are rows or not.
     """
 
     mixing: tuple[str, ...] = ()
     other: tuple[str, ...] = ()
+    over: tuple[str, ...] = ()
+
+    def __add__(self, more: Strange) -> Strange:
+        return Strange(self.mixing + more.mixing, self.other + more.other, self.over + more.over)
 
 
 class ComparedGraphs:
@@ -53,8 +68,8 @@ class ComparedGraphs:
 
     Notes
     -----
-    An edge is a node's function with the dimensions that it goes over, and that of a node after it. After the last
-    compared pass, or since something was prepared, 64 graphs are looked at, then every 16th.
+    An edge is a node's function with the dimensions that it goes over, and that of a node after it. A graph is looked
+    at where its functions and their dimensions, in their order, are those of no graph before.
 
     Examples
     --------
@@ -63,28 +78,34 @@ class ComparedGraphs:
     >>> graphs = ComparedGraphs()
     >>> graphs.learn((rows * weights).pow(2).mean())
     >>> out = rows * weights
+    >>> graphs.is_new((out - 1).pow(2).mean()), graphs.is_new(out.pow(2).mean())
+    (True, False)
     >>> graphs.strange((out - 1).pow(2).mean(), 2, [])
-    Strange(mixing=(), other=('Sub', 'Mul'))
+    Strange(mixing=(), other=('Sub', 'Mul'), over=())
     >>> graphs.strange((out - out.mean(0)).pow(2).mean(), 2, []).mixing
     ('Mean over dimension 0',)
     """
 
     def __init__(self) -> None:
         self._edges: set[tuple[_Kind, _Kind]] = set()
-        self._passes = 0
+        self._kinds: set[_Kind] = set()
+        self._seen: set[int] = set()
 
     def learn(self, loss: Tensor) -> None:
         """Record the graph of a loss that is compared."""
-        self._edges.update((_kind(node), _kind(after)) for node, after in _edges(loss))
+        self._seen.add(_signature(loss))
+        for node, after in _edges(loss):
+            edge = _kind(node), _kind(after)
+            self._edges.add(edge)
+            self._kinds.update(edge)
 
-    def watch(self) -> None:
-        """Check the next graphs, as something was prepared."""
-        self._passes = 0
-
-    def is_due(self) -> bool:
-        """Return whether the next graph is to be looked at."""
-        self._passes += 1
-        return bool(self._edges) and (self._passes <= _FIRST or self._passes % _EVERY == 0)
+    def is_new(self, loss: Tensor) -> bool:
+        """Return whether no graph before was made in the same way; none is before one was compared."""
+        signature = _signature(loss)
+        if signature in self._seen:
+            return False
+        self._seen.add(signature)
+        return bool(self._edges)
 
     def strange(self, loss: Tensor, rows: int, terms: Collection[Node]) -> Strange:
         """Return what of a graph was never compared, each edge once.
@@ -96,20 +117,60 @@ class ComparedGraphs:
         terms
             The nodes that are added up to the loss, whose reductions are known.
         """
-        mixing: dict[str, None] = {}
-        other: dict[str, None] = {}
+        mixing, other, over = dict[str, None](), dict[str, None](), dict[str, None]()
         known = {id(term) for term in terms}
         for node, after in _edges(loss):
             edge = _kind(node), _kind(after)
             if edge in self._edges:
                 continue
             self._edges.add(edge)
-            mixer = next((each for each in (after, node) if id(each) not in known and _mixes(each, rows)), None)
+            goes_over = [each for each in (after, node) if id(each) not in known and self._may_mix(each)]
+            over.update(dict.fromkeys(map(_words, goes_over)))
+            mixer = next((each for each in goes_over if _has_rows(each, rows) and not _is_of_parameters(each)), None)
             if mixer is not None:
                 mixing[_words(mixer)] = None
             else:
                 other[_words(after)] = None
-        return Strange(tuple(mixing), tuple(other))
+        return Strange(tuple(mixing), tuple(other), tuple(over))
+
+    def _may_mix(self, node: Node) -> bool:
+        """Return whether a node goes over its first dimension."""
+        base, dims = _base(node), _dims(node)
+        if base in _CHOOSES_ROWS and (_kind(node) in self._kinds or _is_whole(node)):
+            return False
+        if base == "Mm":
+            return all(each is not None for each, _ in node.next_functions)
+        reduces = base in _OVER_A_DIMENSION or getattr(node, "_saved_reduction", 0) in (1, 2)
+        return base == "Cdist" or (reduces and (not dims or 0 in dims))
+
+
+def _signature(loss: Tensor) -> int:
+    """Return a number that tells graphs apart by their functions and the dimensions that these go over."""
+    found: list[object] = []
+    open_nodes, seen = [each for each in (loss.grad_fn,) if each is not None], {None}
+    for node in open_nodes:
+        kind = type(node)
+        found.append(kind)
+        if kind not in _readers_of_dims:
+            _readers_of_dims[kind] = _reader_of_dims(node)
+        if (read := _readers_of_dims[kind]) is not None:
+            found.append(read(node))
+        for after, _ in node.next_functions:
+            if after not in seen:
+                seen.add(after)
+                open_nodes.append(after)
+    return hash(tuple(found))
+
+
+_readers_of_dims: dict[type, Callable[[Node], object] | None] = {}
+"""By the type of a node, what reads the dimensions that it goes over."""
+
+
+def _reader_of_dims(node: Node) -> Callable[[Node], object] | None:
+    if _base(node) == "Index":
+        return _dims
+    word = next((each for each in ("_saved_dim", "_saved_dims") if hasattr(node, each)), None)
+    return None if word is None else attrgetter(word)
 
 
 def _edges(loss: Tensor) -> Iterator[tuple[Node, Node]]:
@@ -121,13 +182,22 @@ def _edges(loss: Tensor) -> Iterator[tuple[Node, Node]]:
             continue
         seen.add(node)
         for after, _ in node.next_functions:
-            if after is not None and after.name() != "torch::autograd::AccumulateGrad":
+            if after is not None and not _is_leaf(after):
                 yield node, after
                 open_nodes.append(after)
 
 
+def _is_leaf(node: Node) -> bool:
+    return bool(node.name() == "torch::autograd::AccumulateGrad")
+
+
 def _base(node: Node) -> str:
-    return re.sub(r"Backward\d*$", "", node.name())
+    return _without_end(node.name())
+
+
+@lru_cache(maxsize=1024)
+def _without_end(name: str) -> str:
+    return re.sub(r"Backward\d*$", "", name)
 
 
 def _kind(node: Node) -> _Kind:
@@ -162,21 +232,52 @@ def _sizes(node: Node) -> tuple[int, ...]:
     return ()
 
 
-def _mixes(node: Node, rows: int) -> bool:
-    """Return whether a node can mix rows of the first dimension."""
+def _is_whole(node: Node) -> bool:
+    """Return whether a node chooses all entries of its dimension, as `x[:]` does."""
+    dims = _dims(node)
+    if _base(node) != "Slice" or not dims:
+        return False
+    return bool(node._saved_start == 0 and node._saved_step == 1 and node._saved_end >= _sizes(node)[dims[0]])
+
+
+def _has_rows(node: Node, rows: int) -> bool:
+    """Return whether the first dimension that a node goes over may be the own rows."""
     base, sizes = _base(node), _sizes(node)
     if base == "Mm":
         other = tuple(int(size) for size in node._saved_mat2_sym_sizes)
-        has_both = all(each is not None for each, _ in node.next_functions)
-        return has_both and (sizes[0] == rows == other[1] or (sizes[1] == rows == other[0] != sizes[0]))
-    if base == "Cdist":
-        return True
-    reduces = base in _OVER_A_DIMENSION or getattr(node, "_saved_reduction", 0) in (1, 2)
-    dims = _dims(node)
-    if base in _OF_UNKNOWN_SIZE:
-        return 0 in dims
-    reduces &= base not in _KEEPS_ROWS_APART
-    return reduces and bool(sizes) and sizes[0] == rows and (not dims or 0 in dims)
+        return sizes[0] == rows == other[1] or (sizes[1] == rows == other[0] != sizes[0])
+    return base == "Cdist" or base in _OF_UNKNOWN_SIZE or bool(sizes and sizes[0] == rows)
+
+
+def _is_of_parameters(node: Node) -> bool:
+    """Return whether nothing but parameters goes into a node, so that it has as many rows as a batch by chance.
+
+    Notes
+    -----
+    Data has no node. It comes in by products, lookups and functions that are not known, or where entries are combined
+    with those of data to more than there were: what is fixed cannot be combined with rows that are not.
+    """
+    open_nodes, seen = [node], set[Node]()
+    while open_nodes:
+        one = open_nodes.pop()
+        if one in seen or _is_leaf(one):
+            continue
+        seen.add(one)
+        base, after = _base(one), [each for each, _ in one.next_functions]
+        there = [each for each in after if each is not None]
+        if base in _OF_PRODUCTS and len(there) < len(after):
+            return False
+        if base not in _OF_PRODUCTS | _OF_ENTRIES | _OVER_A_DIMENSION - {"Gather", "Index", "IndexSelect"}:
+            return False
+        if base in _OF_ENTRIES and len(there) == 1 < len(after) and _count(there[0]) != _count(one):
+            return False
+        open_nodes += there
+    return True
+
+
+def _count(node: Node) -> int:
+    """Return how many entries the result of a node has."""
+    return math.prod(node.variable.shape if _is_leaf(node) else node._input_metadata[0].shape)
 
 
 def _words(node: Node) -> str:

@@ -345,8 +345,16 @@ class ProcessGroup:
             self._report("broken", str(error))
             raise TrainingError(str(error)) from None
 
-    def end_with(self, error: HeteroError) -> NoReturn:
-        """End all processes with an error that each of them has, which is said once."""
+    def end_with(self, error: HeteroError, best_said_by: Sequence[int] = ()) -> NoReturn:
+        """End all processes with an error that each of them has, which is said once.
+
+        Parameters
+        ----------
+        best_said_by
+            The ranks that know more of it than the others; none where all know the same.
+        """
+        if best_said_by and self.rank not in best_said_by:
+            clock.sleep(_LET_OTHERS_SAY_S)
         self._report("refused", str(error))
         raise error
 

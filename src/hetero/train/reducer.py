@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 from zlib import crc32
@@ -24,7 +24,7 @@ from hetero.train import fleet
 from hetero.train import process_states as states
 from hetero.train import script_mistakes as mistakes
 from hetero.train.host_processes import LaunchOptions
-from hetero.train.loss_graph import ComparedGraphs
+from hetero.train.loss_graph import ComparedGraphs, Strange
 from hetero.train.loss_terms import MOST_TERMS, Meaning, Term, common_factor, meanings_of, terms_of
 from hetero.train.parameter_rows import FirstSteps, ParameterRows, add_up, hooks_held, run_hooks
 from hetero.train.process_group import ProcessGroup
@@ -91,6 +91,7 @@ class Reducer:
         self.is_within = False
         self._managed: list[ParameterRows] = []
         self._graphs = ComparedGraphs()
+        self._strange = Strange()
         self._ways: dict[tuple[str, ...], tuple[Meaning, ...]] = {}
         self._stepped: weakref.ref[Optimizer] | None = None
         self._pending: list[tuple[Tensor, Tensor]] = []
@@ -116,7 +117,6 @@ class Reducer:
                 )
             )
         self.known.update(id(each) for _, each in pairs)
-        self._graphs.watch()
         self._managed.append(ParameterRows(label, [name for name, _ in pairs], [each for _, each in pairs]))
 
     @contextmanager
@@ -229,7 +229,7 @@ class Reducer:
             del ways[1:]
         if not checking and signature not in self._ways and not all(term.is_known for term in terms):
             self._guess(terms, ways[0])
-        self._look_at_graph(loss, terms, is_new=signature not in self._ways)
+        self._look_at_graph(loss, terms)
         apart = ""
         for number, way in enumerate(ways):
             again = number + 1 < len(ways) or (checking and not self._options.strict)
@@ -279,29 +279,43 @@ class Reducer:
             )
         self._processes.note(f"a loss made of {_names(terms)} was not compared; taken as {' and '.join(way)}")
 
-    def _look_at_graph(self, loss: Tensor, terms: Sequence[Term], *, is_new: bool) -> None:
-        """Refuse what mixes rows and was not compared, before a step is taken by it."""
+    def _look_at_graph(self, loss: Tensor, terms: Sequence[Term]) -> None:
+        """Record what was not compared, which all processes hear of before a step is taken by it."""
         if self._processes.has_check:
             self._graphs.learn(loss)
-            return
-        if self._options.check_steps == 0 or (not self._graphs.is_due() and not is_new):
-            return
-        rows = self._batches.in_use
-        found = self._graphs.strange(loss, rows.count, [term.node for term in terms])
-        if found.mixing and self._options.strict and 1 < rows.count < rows.whole:
-            self._processes.end_with(
-                BadValueError(
-                    f"{', '.join(found.mixing[:3])} may mix the samples of a batch, and was not there in the steps "
-                    "that were compared with one device",
-                    remedy="have it there in the first steps, compare more of them with --check-steps, or start with "
-                    "--no-strict",
-                )
+        elif self._options.check_steps > 0 and self._graphs.is_new(loss):
+            rows = self._batches.in_use
+            found = self._graphs.strange(loss, rows.count, [term.node for term in terms])
+            is_seen = 1 < rows.count < rows.whole
+            self._strange += found if is_seen else Strange(other=found.mixing + found.other)
+
+    def _raise_if_mixing(self, over: Sequence[float], mixing: Sequence[float]) -> None:
+        """End all processes where something new can mix rows.
+
+        Parameters
+        ----------
+        over, mixing
+            Of each process, what of the new goes over a first dimension, as a number, and whether that has its rows.
+            Where it has them in one process and not in another, it has as many by chance.
+        """
+        strange, self._strange = self._strange, Strange()
+        members = self._processes.members
+        ranks = [rank for rank in members if mixing[rank]]
+        refused = ranks and all(mixing[rank] for rank in members if over[rank] == over[ranks[0]])
+        if refused and self._options.strict:
+            words = ", ".join(strange.mixing[:3]) or "what another process computes"
+            error = BadValueError(
+                f"{words} may mix the samples of a batch, and was not there in the steps that were compared with one "
+                "device",
+                remedy="have it there in the first steps, compare more of them with --check-steps, or start with "
+                "--no-strict",
             )
-        strange = [*found.mixing, *found.other]
-        if strange:
+            self._processes.end_with(error, best_said_by=ranks)
+        names = [*strange.mixing, *strange.other]
+        if names:
             self._processes.note(
-                f"not compared with one device, as it was not there in the first steps: {', '.join(strange[:3])}"
-                + (f" and {len(strange) - 3} more" if len(strange) > 3 else "")
+                f"not compared with one device, as it was not there in the first steps: {', '.join(names[:3])}"
+                + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             )
 
     def _run(self, loss: Tensor, terms: Sequence[Term], way: Sequence[Meaning], options: dict[str, Batch]) -> None:
@@ -420,7 +434,8 @@ class Reducer:
             nonlocal numbers, ratio
             numbers = summed
             told = [[float(each) for each in row] for row in summed[3:].reshape(table.shape)]
-            self._raise_if_apart(told[4:], told[3])
+            self._raise_if_apart(told[6:], told[3])
+            self._raise_if_mixing(told[4], told[5])
             if self._count is not None and summed[1]:
                 ratio = self._batches.in_use.whole / float(summed[1])
             return ratio
@@ -442,8 +457,10 @@ class Reducer:
         own = states.of_process(self._batches.given, optimizers, self._managed, self._batches.passes)
         if self._processes.is_mixed:  # each kind of device has a generator of its own
             own = (0.0, *own[1:])
-        table = np.zeros((4 + len(own), self._processes.world))
-        table[:, self._processes.rank] = [busy_s, *self._clock.last_step, self._signature, *own]
+        over = _code(self._strange.over)
+        seen = (self._signature, over, float(bool(self._strange.mixing)))
+        table = np.zeros((6 + len(own), self._processes.world))
+        table[:, self._processes.rank] = [busy_s, *self._clock.last_step, *seen, *own]
         return table
 
     def _raise_if_apart(self, told: Sequence[Sequence[float]], signatures: Sequence[float]) -> None:
@@ -522,8 +539,12 @@ def _counts_of(terms: Sequence[Term]) -> list[float]:
 
 def _told(terms: Sequence[Term], *, is_empty: bool) -> float:
     """Return a number that tells what a loss is made of; 0 where it is of no row."""
-    words = "|".join(sorted({each.signature for each in terms}))
-    return 0.0 if is_empty else float(crc32(words.encode()) & _BITS | 1)
+    return 0.0 if is_empty else _code({each.signature for each in terms})
+
+
+def _code(words: Collection[str]) -> float:
+    """Return a number that tells words from others, not 0, which travels unchanged."""
+    return float(crc32("|".join(sorted(words)).encode()) & _BITS | 1)
 
 
 def _names(terms: Sequence[Term]) -> str:

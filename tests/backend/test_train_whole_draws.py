@@ -362,18 +362,41 @@ def test_gradients_go_through_what_is_drawn(draws: WholeDraws, forward: Any) -> 
         check(draws, lambda begin, count: _gradients(begin, count, forward), parts, "gradients")
 
 
-def test_sizes_beside_the_batch_are_remembered(draws: WholeDraws) -> None:
-    draws.rows = Rows(0, 6, 20)
-    torch.rand(6, 3)
-    F.dropout(torch.ones(5, 6, 6))
-    torch.rand(11, 12)
-    assert draws.avoid == {0, 1, 3, 5, 6, 11, 12}  # 0 and 1: the batch is not the outer dimension
-    assert draws.uncut == {"rand": (11, 12)}
-    draws.rows = Rows(0, 20, 20)
-    torch.multinomial(torch.ones(20, 17), 1)
-    torch.rand(20, 18)
-    assert {17, 18} <= draws.avoid
-    assert 20 not in draws.avoid
+def test_what_is_of_one_size_is_drawn_whole_where_a_process_has_as_many_rows_later(draws: WholeDraws) -> None:
+    draws.folded = True
+    cases: tuple[Callable[[], Any], ...] = (
+        lambda: torch.randn(8, 3),
+        lambda: F.dropout(torch.ones(8, 3), 0.5),
+        lambda: torch.multinomial(torch.ones(8), 5),
+        lambda: torch.randperm(8),
+    )
+    for number, draw in enumerate(cases):
+        draws.rows = None
+        torch.manual_seed(1)
+        whole = draw()
+        for own in (9, 8, 4, 1):  # 8 is a multiple of the last two
+            torch.manual_seed(1)
+            draws.rows = Rows(0, own, 16)
+            assert torch.equal(draw(), whole), (number, own)
+
+
+def test_the_first_draw_that_differs_is_known_and_whether_it_was_taken_for_rows() -> None:
+    """One process has 8 rows and draws 8 numbers that are none; another one has 9, and is not misled."""
+    logs = []
+    for count in (8, 9, 17):
+        with WholeDraws() as draws:
+            draws.rows = Rows(0, count, 17)
+            torch.rand(count, 2)
+            torch.rand(8)
+            logs.append(draws.log)
+    codes = [log.codes for log in logs]
+    first, by_chance = logs[0].first_apart(codes)
+    assert first is not None
+    assert (by_chance, first.shape, "test_train_whole_draws.py, line" in first.words) == (True, (8,), True)
+    assert logs[1].first_apart(codes)[1] is False
+    assert logs[1].first_apart(codes[1:]) == (None, False)
+    logs[2].begin()
+    assert logs[0].first_apart([logs[2].codes])[1] is False
 
 
 def test_a_batch_flattened_with_its_positions_is_cut_where_asked(draws: WholeDraws) -> None:
@@ -389,7 +412,6 @@ def test_a_batch_flattened_with_its_positions_is_cut_where_asked(draws: WholeDra
     draws.folded = False
     with pytest.raises(AssertionError):
         check(draws, draw, (9, 12), "folded")
-    assert draws.uncut["multinomial"] == (36, 1)
 
 
 def test_parameters_are_drawn_whole(draws: WholeDraws) -> None:

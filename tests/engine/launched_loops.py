@@ -348,6 +348,26 @@ def penalties_beside_two_means() -> None:
     told("penalties", size(model))
 
 
+class Noisy(nn.Linear):
+    """A layer whose weights are drawn, as of a network that is uncertain of them."""
+
+    def forward(self, x: Any) -> Any:
+        return F.linear(x, self.weight + 0.1 * torch.randn(self.weight.shape), self.bias + 0.1 * torch.randn(8))
+
+
+def numbers_drawn_for_no_rows() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.2), Noisy(8, 8), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(TensorDataset(*classes(170)), 16, shuffle=True)
+    model, optimizer, loader = fleet.prepare(model, optimizer, loader)
+    for _ in range(4):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+        told("noisy", size(model))
+
+
 def embeddings_of_bounded_norm() -> None:
     """Each forward pass changes the rows of the table that it looks up."""
     table = nn.Embedding(30, 6, max_norm=1.0)

@@ -65,11 +65,11 @@ ALL = [
     "accumulated_with_hooks", "batch_norm_and_evaluation", "a_stream_of_dicts_and_no_optimizer", "padding_and_dropout",
     "the_batch_in_the_second_dimension", "recurrent_networks_with_dropout", "norms_penalties_and_overflow",
     "batches_of_every_form", "a_last_batch_of_one_row_and_normalised_positions", "penalties_beside_two_means",
-    "embeddings_of_bounded_norm",
+    "embeddings_of_bounded_norm", "numbers_drawn_for_no_rows",
 ]  # fmt: skip
 LATER = [
     "dropout_schedule_and_clipping", "padding_and_dropout", "the_batch_in_the_second_dimension",
-    "recurrent_networks_with_dropout",
+    "recurrent_networks_with_dropout", "numbers_drawn_for_no_rows",
 ]  # fmt: skip
 
 
@@ -179,6 +179,17 @@ def test_what_mixes_samples_is_refused_in_one_line(before: str, loss: str, words
     assert words in found.stderr
     assert "Traceback" not in found.stderr
     assert len(found.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shares", "steps"), [("equal", "2"), ("cpu:0=4,cpu:1=3", "0")])
+def test_numbers_that_are_taken_for_rows_by_chance_are_named(shares: str, steps: str, tmp_path: Path) -> None:
+    text = MODEL.format(before="torch.rand(5); torch.rand(4, 2)", loss=ENTROPY)
+    script = written(tmp_path, text.replace("(data, 8)", f"(data, {8 if shares == 'equal' else 7})"))
+    found = launched(tmp_path, script, options=("--shares", shares, "--check-steps", steps))
+    assert found.returncode == 2, found.stderr
+    (line,) = found.stderr.splitlines()
+    assert f"torch.rand of shape (4, 2) ({script}, line 11) has as many entries as this process has rows" in line
 
 
 @pytest.mark.slow

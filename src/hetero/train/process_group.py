@@ -202,6 +202,11 @@ class ProcessGroup:
             meeting = _Meeting(self._line, "generators", self.rank, world)
             return meeting.exchange("generators", value if self.rank == 0 else b"", self._timeout_s)[0]
 
+    def told_by_members(self, word: str, mine: bytes) -> list[bytes]:
+        """Return what each member tells under a word of its own, by way of the launching program."""
+        meeting = _Meeting(self._line, word, self.members.index(self.rank), len(self.members))
+        return meeting.exchange(word, mine, _END_S)
+
     def _grouped(self, name: str, ranks: Sequence[int]) -> Group:
         """Return the group of some processes, which sums in shared memory on a host and over TCP between hosts."""
         mine, places = ranks.index(self.rank), [self._hosts[rank] for rank in ranks if self._hosts]
@@ -345,18 +350,15 @@ class ProcessGroup:
             self._report("broken", str(error))
             raise TrainingError(str(error)) from None
 
-    def end_with(self, error: HeteroError, best_said_by: Sequence[int] = ()) -> NoReturn:
-        """End all processes with an error that each of them has, which is said once.
-
-        Parameters
-        ----------
-        best_said_by
-            The ranks that know more of it than the others; none where all know the same.
-        """
-        if best_said_by and self.rank not in best_said_by:
-            clock.sleep(_LET_OTHERS_SAY_S)
+    def end_with(self, error: HeteroError) -> NoReturn:
+        """End all processes with an error that each of them has, which is said once."""
         self._report("refused", str(error))
         raise error
+
+    def end_after_others(self, error: HeteroError) -> NoReturn:
+        """End all processes with an error of which another one may know more."""
+        clock.sleep(_LET_OTHERS_SAY_S)
+        self.end_with(error)
 
     def _show_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Show what has ended the script: one line where hetero refused something, else as Python does."""

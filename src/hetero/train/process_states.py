@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hetero.floor.errors import BadValueError
+from hetero.train.draw_log import Drawn
 from hetero.train.parameter_rows import ParameterRows
 from hetero.train.shared_loader import Batch, map_tensors
 
-__all__ = ["checksum", "drawn", "draws_refused", "of_process", "trouble"]
+__all__ = ["checksum", "drawn", "draws_refused", "of_process", "taken_for_rows", "trouble"]
 
 _SETTINGS = ("lr", "momentum", "weight_decay", "eps")
 _CHECKED_VALUES = 4096
@@ -77,14 +78,30 @@ def trouble(
     return None
 
 
-def draws_refused() -> BadValueError:
-    """Return the error that says that processes draw different random numbers."""
+def draws_refused(first: Drawn | None = None) -> BadValueError:
+    """Return the error that says that processes draw different random numbers.
+
+    Parameters
+    ----------
+    first
+        The first draw of this process that another one has not drawn alike, where it is known.
+    """
+    known = "" if first is None else f"; the first that differs: {first.words}"
     return BadValueError(
         "the processes have drawn different random numbers: a part of the script that draws runs in one process only, "
         "as an evaluation under fleet.is_main, or something draws for each sample of its part in a way that cannot be "
-        "cut to the rows of a batch, as random.random() for each",
+        f"cut to the rows of a batch, as random.random() for each{known}",
         remedy="run it in all processes and print in the main one, draw with torch.rand, torch.randn or "
         "torch.nn.functional.dropout, or start with --no-strict",
+    )
+
+
+def taken_for_rows(drawn: Drawn) -> BadValueError:
+    """Return the error that says that what is drawn has as many entries as there are own rows by chance."""
+    return BadValueError(
+        f"{drawn.words} has as many entries as this process has rows of the batch, or a multiple of them, but they are "
+        "none, as another process has drawn as many",
+        remedy="give another batch size or --shares, or draw it before the loop",
     )
 
 

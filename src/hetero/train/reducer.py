@@ -23,6 +23,7 @@ from hetero.floor.errors import BadValueError
 from hetero.train import fleet
 from hetero.train import process_states as states
 from hetero.train import script_mistakes as mistakes
+from hetero.train.draw_log import MOST_DRAWS
 from hetero.train.host_processes import LaunchOptions
 from hetero.train.loss_graph import ComparedGraphs, Strange
 from hetero.train.loss_terms import MOST_TERMS, Meaning, Term, common_factor, meanings_of, terms_of
@@ -83,7 +84,7 @@ class Reducer:
         self._batches = batches
         self._options = options
         self._clock = step_clock
-        self.first_steps = FirstSteps(processes.everybody, 2 * MOST_TERMS, rough=processes.is_mixed)
+        self.first_steps = FirstSteps(processes.everybody, 2 * MOST_TERMS + MOST_DRAWS, rough=processes.is_mixed)
         self.steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self.known: set[int] = set()
         self.exchanges = 0
@@ -209,9 +210,10 @@ class Reducer:
         elif self._processes.checks:
             self._add(self._pending)
             with self._processes.ended_together():
-                self.first_steps.show(self._touched(), states.drawn(), counts)
+                self.first_steps.show(self._touched(), states.drawn(), [*counts, *self._batches.draws.log.codes])
         if self._syncs:
             self._pending = []
+            self._batches.draws.log.begin()
             run_hooks(hooks)
         self._add(stashed)
         self._batches.has_unsynced = self._defers or bool(self._pending)
@@ -246,7 +248,7 @@ class Reducer:
                 break
         if checking and not self._processes.is_mixed and self.first_steps.drawn != states.drawn():
             if self._options.strict:
-                self._processes.end_with(states.draws_refused())
+                self._refuse_draws([self.first_steps.counts[2 * MOST_TERMS :]])
             self._processes.note(f"{states.draws_refused().problem}; --no-strict goes on")
         if checking and not apart and weight is None and self._batches.is_divided:
             self._compare_counts(terms, way, loss)
@@ -310,7 +312,7 @@ class Reducer:
                 remedy="have it there in the first steps, compare more of them with --check-steps, or start with "
                 "--no-strict",
             )
-            self._processes.end_with(error, best_said_by=ranks)
+            (self._processes.end_with if strange.mixing else self._processes.end_after_others)(error)
         names = [*strange.mixing, *strange.other]
         if names:
             self._processes.note(
@@ -473,9 +475,19 @@ class Reducer:
                 remedy="give fleet.backward(loss, weight=n), n being what its mean divides by, 0 for no row",
             )
         if error is not None and self._options.strict:
+            if len({told[0][rank] for rank in self._processes.members}) > 1:
+                codes = self._processes.told_by_members("draws", np.array(self._batches.draws.log.codes).tobytes())
+                self._refuse_draws([np.frombuffer(each).tolist() for each in codes])
             self._processes.end_with(error)
         if error is not None:
             self._processes.note(f"{error.problem}, and --no-strict goes on")
+
+    def _refuse_draws(self, others: Sequence[Sequence[float]]) -> NoReturn:
+        """End all processes, as random numbers differ, by the codes of what other processes have drawn."""
+        first, by_chance = self._batches.draws.log.first_apart(others)
+        if first is not None and by_chance:
+            self._processes.end_with(states.taken_for_rows(first))
+        self._processes.end_after_others(states.draws_refused(first))
 
     def _touched(self) -> list[ParameterRows]:
         return [each for each in self._managed if each.has_gradients]

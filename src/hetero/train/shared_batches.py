@@ -33,6 +33,7 @@ __all__ = ["SharedBatches", "StepClock"]
 _UNDIVIDED = 16
 _OF_SHAPES = re.compile(r"\b(size|sizes|shape|shapes|hidden)\b")
 _SLOWER_FRAC = 0.05
+_MOST, _LEAST = 17.0, 15.0  # parts of batches of a power of two are then in the same proportion
 _MOST_ASKED = 3
 
 
@@ -176,9 +177,12 @@ class SharedBatches:
         processes.when_lost.append(self._share_anew)
 
     def _first_shares(self) -> tuple[float, ...]:
-        given = self._options.shares
+        """Return shares that differ, so that what one process has as many of as rows, by chance, another has not."""
+        given, world = self._options.shares, self._processes.world
+        if given == "auto":
+            return tuple(_MOST - (_MOST - _LEAST) * rank / max(1, world - 1) for rank in range(world))
         if isinstance(given, str):
-            return (1.0,) * self._processes.world
+            return (1.0,) * world
         return tuple(float(share) for share in given_shares(given, self._processes.devices, sum(given.values())))
 
     # --- handing out ---------------------------------------------------------------------------------------
@@ -231,10 +235,8 @@ class SharedBatches:
         self._stepped_before, self._stepped_now = self._stepped_now, weakref.WeakSet()
         self._by_split, self.draws.folded, self.draws.dim = False, True, 0
 
-    def _drawn_for(self, rows: Rows) -> Rows | None:
+    def _drawn_for(self, rows: Rows) -> Rows:
         """Return for which rows random numbers are; a process without rows has the first one."""
-        if self._processes.checks:
-            return None
         return rows if rows.count else Rows(0, 1, rows.whole)
 
     def in_model(self, model: torch.nn.Module, args: Batch, options: Batch) -> None:
@@ -343,8 +345,8 @@ class SharedBatches:
             return
         if not self.order.is_seen:
             self._processes.note(
-                "shares stay equal: the script has several batches in use at a time, and none is given to a prepared "
-                "model as it came from the loader or from fleet.split"
+                "shares stay as they are: the script has several batches in use at a time, and none is given to a "
+                "prepared model as it came from the loader or from fleet.split"
             )
             return
         self._is_fresh = False

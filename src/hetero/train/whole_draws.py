@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _device
 from torch.utils.weak import WeakIdKeyDictionary
 
+from hetero.train.draw_log import DrawLog, place_of_script
 from hetero.train.keyed_random import RandomRefusedError
 from hetero.train.recurrent_layers import KERNELS, RecurrentCall, lengths_of, packed_rows
 
@@ -125,10 +126,8 @@ class WholeDraws:
     dim
         Where the batch is taken to be in a shape with several dimensions of so many rows, unless the same function was
         seen before with as many dimensions and one of that size.
-    avoid
-        Sizes of the dimensions drawn beside the batch: a count of rows that is none of them is never ambiguous.
-    uncut
-        Function by function, the last shape drawn without a dimension of the own rows: the same on each process.
+    log
+        What was drawn: what had as many entries before, when this process had another number of rows, is not cut.
     gathered
         What returns one number of each row of the whole batch, given those of the own; all processes call it alike.
 
@@ -163,8 +162,7 @@ class WholeDraws:
         self.folded = False
         self.dim = 0
         self._usual: dict[tuple[str, int], int] = {}
-        self.avoid: set[int] = set()
-        self.uncut: dict[str, tuple[int, ...]] = {}
+        self.log = DrawLog()
         self.gathered: Callable[[Tensor], Tensor] | None = None
         self._orders, self._whole_lengths = WeakIdKeyDictionary(), WeakIdKeyDictionary()
         self._thread = 0
@@ -230,33 +228,31 @@ class WholeDraws:
 
     def _cut(self, name: str, shape: Sequence[int]) -> _Cut | None:
         """Return where a shape has the batch; None where nothing is to be cut."""
-        rows, found = self.rows, None
+        rows, found, each = self.rows, None, self._heads
         assert rows is not None
-        sought = rows.count * self._heads
-        matching = [dim for dim, size in enumerate(shape) if size == sought]
-        if matching:
+        shape, place = tuple(shape), place_of_script()
+        if not self.log.is_fixed(name, shape, place):
+            matching = [dim for dim, size in enumerate(shape) if size == rows.count * each]
             usual = self._usual.get((name, len(shape)), self.dim)
-            found = usual if usual in matching else matching[0]
+            if matching:
+                found = usual if usual in matching else matching[0]
             if len(matching) == 1:
-                self._usual[name, len(shape)] = found
-        self.avoid.update(int(size) for dim, size in enumerate(shape) if dim != found)
-        each = self._heads
-        if found is None and self.folded and shape and rows.count and shape[0] % rows.count == 0:
-            found, each = 0, shape[0] // rows.count
-        if found is None and shape:
-            self.uncut[name] = tuple(shape)
-        if found is None or rows.count == rows.whole:
-            return None
-        return _Cut(found, rows if each == 1 else Rows(rows.begin * each, rows.count * each, rows.whole * each))
+                self._usual[name, len(shape)] = matching[0]
+            if found is None and self.folded and shape and rows.count and shape[0] % rows.count == 0:
+                found, each = 0, shape[0] // rows.count
+            if found is None:
+                self.log.fix(name, shape, place)
+        cut = None
+        if found is not None and rows.count != rows.whole:
+            cut = _Cut(found, rows if each == 1 else Rows(rows.begin * each, rows.count * each, rows.whole * each))
+        self.log.add(name, shape, shape if cut is None else cut.widened(shape), place)
+        return cut
 
     def _cut_of(self, name: str, tensor: Tensor) -> _Cut | None:
         """Return where a tensor has the batch; a parameter has none."""
         if isinstance(tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
             return None
-        cut = self._cut(name, tensor.shape)
-        if cut is not None and max(tensor.stride()) > tensor.stride(cut.dim):
-            self.avoid |= {0, 1}  # so few rows do not show which dimension lies outside the batch in memory
-        return cut
+        return self._cut(name, tensor.shape)
 
     # --- numbers of a given shape ----------------------------------------------------------------------------
 
@@ -357,16 +353,17 @@ class WholeDraws:
     ) -> Tensor:
         cut = self._cut(name, (*input.shape[:-1], num_samples))
         assert self.rows is not None
-        if input.shape[-1] == self.rows.count != self.rows.whole and (cut is None or input.dim() == 1):
+        among = "multinomial among", tuple(input.shape), place_of_script()
+        if input.shape[-1] != self.rows.count:
+            self.log.fix(*among)
+        elif self.rows.count != self.rows.whole and (cut is None or input.dim() == 1) and not self.log.is_fixed(*among):
             raise RandomRefusedError(
                 f"torch.multinomial chooses among {self.rows.count} entries, as many as this process has rows of the "
                 f"batch of {self.rows.whole}: among samples of all processes it cannot choose",
                 remedy="choose samples in the data loader; where the entries are no samples, use another batch size",
             )
         if cut is None:
-            self.avoid.add(int(input.shape[-1]))
             return original(input, num_samples, replacement, **options)
-        self.avoid.add(int(input.shape[-1]))
         out = options.pop("out", None)
         of_rows = cut.dim < input.dim() - 1
         probs = cut.placed(input, input.dim(), 1.0) if of_rows else input
@@ -499,6 +496,7 @@ class WholeDraws:
         shape = (*query.shape[:-1], key.shape[-2])
         if dropout_p == 0.0 or self._cut(name, shape) is None:
             return original(query, key, value, attn_mask, dropout_p, is_causal, **options)
+        self.log.drop_last()
         device = query.device.type
         if torch.is_autocast_enabled(device):
             kind = torch.get_autocast_dtype(device)

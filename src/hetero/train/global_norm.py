@@ -42,7 +42,9 @@ class GroupLike(Protocol):
 _replaced: list[tuple[object, str, object]] = []
 
 
-def install(group_of: Callable[[Tensor], GroupLike | None], group_now: Callable[[], GroupLike | None]) -> None:
+def install(
+    group_of: Callable[[Tensor], GroupLike | None], group_now: Callable[[], GroupLike | None] = lambda: None
+) -> None:
     """Have torch normalise batches over a group of processes; a second call replaces the first.
 
     Parameters
@@ -92,12 +94,13 @@ def install(group_of: Callable[[Tensor], GroupLike | None], group_now: Callable[
     def embedding_renorm_(weight: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> Tensor:
         if torch.compiler.is_compiling():
             raise NotImplementedError("embeddings with max_norm over several processes cannot be compiled")
-        group, own = group_now(), indices.unique()
+        group = group_now()
+        if group is None or group.world_size < 2:
+            return bound(weight, indices, max_norm, norm_type)
+        own = indices.unique()
         before = weight[own]
-        found = bound(weight, own, max_norm, norm_type)
-        if group is not None and group.world_size > 1:
-            bound(weight, _of_all(group, own[(weight[own] != before).any(1)]), max_norm, norm_type)
-        return found
+        bound(weight, own, max_norm, norm_type)
+        return bound(weight, _of_all(group, own[(weight[own] != before).any(1)]), max_norm, norm_type)
 
     batch_norm.__doc__, embedding_renorm_.__doc__ = plain.__doc__, bound.__doc__
     _replaced.extend([(functional, "batch_norm", plain), (SyncBatchNorm, "forward", synchronised)])

@@ -98,6 +98,22 @@ def what_is_refused() -> None:
     tried("batch", lambda: fleet.world_size > 1 and hetero.jax.value_and_grad(size)(params))
     aux = hetero.jax.value_and_grad(lambda p, x, y: (entropy(p, x, y).mean(), x.sum(0)), has_aux=True)
     tried("aux", lambda: aux(params, INPUTS[:8], TARGETS[:8]))
+    for name, made in {"count": lambda x: (x > 0).sum(), "most": jnp.max, "words": lambda x: ("a", 3, True)}.items():
+        aux = hetero.jax.value_and_grad(lambda p, x, y, made=made: (entropy(p, x, y).mean(), made(x)), has_aux=True)
+        tried(name, lambda aux=aux: aux(params, INPUTS[:8], TARGETS[:8]))
+
+
+def mixed_late() -> None:
+    """The second function of a script, and what begins in its fourth call."""
+
+    def loss(p: Any, x: Any, y: Any, number: int) -> Any:
+        return entropy(p, x - x.mean(0) if number > 2 else x, y).mean()
+
+    first, second = (hetero.jax.value_and_grad(each) for each in (lambda *args: entropy(*args).mean(), loss))
+    for _ in range(4):
+        first(parameters(), INPUTS[:8], TARGETS[:8])
+    for number in range(4):
+        second(parameters(), INPUTS[:8], TARGETS[:8], number)
 
 
 def mixed() -> None:

@@ -85,6 +85,44 @@ def a_trainer_of_lightning() -> None:
     told("resumed", size(module), again.global_step, again.validate(module, loaders[1], verbose=False)[0]["held"])
 
 
+class Numbers(L.LightningModule):
+    """Numbers of Python, a loss that is kept, one that a number divides and one with a penalty."""
+
+    def __init__(self, penalty: float) -> None:
+        super().__init__()
+        self.model, self.penalty, self.kept = nn.Linear(6, 3).double(), penalty, []
+
+    def training_step(self, batch: Any, _: int) -> Any:
+        out, targets = self.model(batch[0]), batch[1].clamp(min=0)
+        loss = F.cross_entropy(out, targets, reduction="sum") / targets.numel()
+        self.log("right", float((out.argmax(1) == targets).sum()), reduce_fx="sum", on_step=True, on_epoch=True)
+        self.log("item", out.mean().item(), on_step=True, on_epoch=True)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        if self.penalty:
+            loss = F.cross_entropy(out, targets) + self.penalty * sum(p.pow(2).sum() for p in self.parameters())
+        self.kept.append(loss)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        metrics = self.trainer.callback_metrics
+        told("numbers", *(metrics[f"{name}_epoch"] for name in ("right", "item", "loss")), metrics["loss_step"])
+        told("kept", sum(float(each) for each in self.kept))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def numbers_that_are_logged_and_kept() -> None:
+    for penalty in (0.0, 0.01):
+        module, options = (
+            Numbers(penalty),
+            {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False},
+        )
+        trainer = L.Trainer(strategy="hetero", accelerator="cpu", max_epochs=2, enable_model_summary=False, **options)
+        trainer.fit(module, DataLoader(data(), 16))
+        told("trained", size(module))
+
+
 def a_loop_of_fabric() -> None:
     fabric = L.Fabric(strategy="hetero", accelerator="cpu")
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3)).double()

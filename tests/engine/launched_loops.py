@@ -348,6 +348,22 @@ def penalties_beside_two_means() -> None:
     told("penalties", size(model))
 
 
+def losses_of_which_a_multiple_goes_backward() -> None:
+    model, optimizer = small()
+    loader = DataLoader(TensorDataset(*classes(96)), 16, shuffle=True)
+    model, optimizer, loader = fleet.prepare(model, optimizer, loader)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    for number, (inputs, targets) in enumerate(loader):
+        loss = F.cross_entropy(model(inputs), targets)
+        if number % 2:
+            scaler.scale(loss).backward()
+        else:
+            (loss / 4).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        told("scaled", loss)
+
+
 class Noisy(nn.Linear):
     """A layer whose weights are drawn, as of a network that is uncertain of them."""
 

@@ -82,7 +82,12 @@ KINDS = ("launched", "alone")
 def test_lightning_and_fabric_print_what_one_device_prints(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     script = HERE / "launched_lightning.py"
-    loops = "a_trainer_of_lightning", "a_loop_of_fabric", *documented(tmp_path, "lit.py")
+    loops = (
+        "a_trainer_of_lightning",
+        "numbers_that_are_logged_and_kept",
+        "a_loop_of_fabric",
+        *documented(tmp_path, "lit.py"),
+    )
     found = started(tmp_path, script, *loops, options=("--check-steps", "1000"))
     wanted = started(tmp_path, script, *loops, alone=True)
     same_numbers(found, wanted, rough=("loss",), close=("trained", "resumed"))
@@ -119,7 +124,8 @@ def test_gradients_of_jax_are_those_of_one_device(tmp_path: Path) -> None:
     found = started(tmp_path, script, *loops, options=("--check-steps", "1000"))
     wanted = started(tmp_path, script, *loops, alone=True)
     refused = [line for line in found.splitlines() if line.startswith("refused")]
-    for line, words in zip(refused, ("called inside of jax.jit", "there is no batch", "shape (6,)"), strict=True):
+    said = "inside of jax.jit", "there is no batch", "shape (6,)", "a whole number (", "as the mean of its parts"
+    for line, words in zip(refused, said, strict=True):
         assert words in line
     same_numbers("\n".join(line for line in found.splitlines() if line not in refused), wanted, rough=("loss",))
 
@@ -131,6 +137,25 @@ def test_a_function_of_jax_that_mixes_samples_is_refused_by_name(tmp_path: Path)
         AssertionError, match=r"the gradients of \S+, \['first'\]\['w'\] .* differ from those of one dev"
     ):
         started(tmp_path, HERE / "launched_jax.py", "mixed")
+
+
+@pytest.mark.slow
+def test_a_function_of_jax_that_mixes_samples_later_is_refused_by_its_call(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    with pytest.raises(AssertionError, match=r"do not add up to the batch in call 4 of loss: the gradients of "):
+        started(tmp_path, HERE / "launched_jax.py", "mixed_late")
+
+
+def test_batches_of_several_sizes_in_one_step_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("lightning")
+    from hetero.train.lightning_strategies import _refuse_several
+
+    one, other = (torch.ones(16, 2), torch.ones(16)), (torch.ones(8, 2), torch.ones(8))
+    for batch in (one, list(one), {"a": one, "b": one}, {"a": torch.ones(16), "b": torch.ones(3)}):
+        _refuse_several(batch)
+    with pytest.raises(HeteroError, match="training_step gets batches of 8 and 16 samples at once"):
+        _refuse_several({"a": one, "b": other})
 
 
 KERAS_REFUSES = [

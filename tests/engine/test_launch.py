@@ -66,6 +66,7 @@ ALL = [
     "the_batch_in_the_second_dimension", "recurrent_networks_with_dropout", "norms_penalties_and_overflow",
     "batches_of_every_form", "a_last_batch_of_one_row_and_normalised_positions", "penalties_beside_two_means",
     "embeddings_of_bounded_norm", "numbers_drawn_for_no_rows",
+    "losses_of_which_a_multiple_goes_backward",
 ]  # fmt: skip
 LATER = [
     "dropout_schedule_and_clipping", "padding_and_dropout", "the_batch_in_the_second_dimension",
@@ -134,6 +135,47 @@ def test_those_that_are_left_do_a_step_again(kinds: str, where: str, kills: tupl
     lost = [line for line in found.stderr.splitlines() if "was ended by SIGKILL" in line]
     assert len(lost) == len(kills), found.stderr
     same_lines(found.stdout, alone(tmp_path, script, kinds, where))
+
+
+SAVED = """
+def train(inputs, targets):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+    optimizer.step()
+
+def save():
+    if fleet.is_main:
+        if fleet.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        print("saved")
+    {ending}
+
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randint(0, 2, (64,)))
+model, optimizer, loader = fleet.prepare(model, optimizer, torch.utils.data.DataLoader(data, 8))
+for inputs, targets in loader:
+    fleet.step(train, inputs, targets)
+{saving}
+"""
+
+
+@pytest.mark.slow
+def test_a_main_process_that_is_killed_while_it_saves_ends_the_run_or_another_one_saves(tmp_path: Path) -> None:
+    found = launched(tmp_path, written(tmp_path, SAVED.format(ending="pass", saving="save()")))
+    assert (found.returncode, found.stdout) == (1, ""), found.stderr
+    assert "cpu:0 was the main process, and was lost after the last step" in found.stderr.splitlines()[-1]
+    found = launched(tmp_path, written(tmp_path, SAVED.format(ending="fleet.wait()", saving="fleet.step(save)")))
+    assert (found.returncode, found.stdout) == (0, "saved\n"), found.stderr
+    assert "goes on, without what it still had to write" in found.stderr
+
+
+@pytest.mark.slow
+def test_an_optimizer_that_is_prepared_late_is_said_not_to_be_compared(tmp_path: Path) -> None:
+    text = MODEL.format(before="pass", loss=ENTROPY)
+    found = launched(tmp_path, written(tmp_path, text + text))
+    assert (found.returncode, found.stdout) == (0, "over\nover\n"), found.stderr
+    assert "Linear is prepared after the steps that are compared with one device" in found.stderr
 
 
 def test_a_step_is_given_the_batch_as_it_came(tmp_path: Path) -> None:

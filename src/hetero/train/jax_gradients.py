@@ -8,6 +8,7 @@ is called.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["value_and_grad"]
 
+_CLOSE = 1e-2
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 _Function = Callable[..., Any]
 
@@ -50,8 +52,8 @@ def value_and_grad(
         Arguments by which to derive. Of all others, arrays are cut whose first dimension is that of the first array in
         them; keys of random numbers are not.
     has_aux
-        Whether `fun` also returns something else: arrays with a row for each sample, and numbers that are means over
-        samples.
+        Whether `fun` also returns something else: arrays with a row for each sample, numbers that are means over
+        samples, and whole numbers and other things that do not depend on the rows.
     reduction
         Whether the loss is a mean or a sum over samples.
     weight
@@ -102,6 +104,7 @@ class _Divided:
         self._is_sum = reduction == "sum"
         self._weight = weight
         self._parameters: list[torch.nn.Parameter] = []
+        self._calls = 0
         kinds = {"cuda": "gpu"}
         found = jax.devices(kinds.get(fleet.device.type, fleet.device.type))
         self._device = found[min(fleet.device.index or 0, len(found) - 1)]
@@ -122,12 +125,32 @@ class _Divided:
             self._prepare(paths)
         arrays = [_floats(leaf) for _, leaf in paths]
         whole, summed = self._exchanged(float(value), arrays, self._count(own_args, own_options))
+        self._calls += 1
+        if self._fleet.compares_again(self._calls):
+            self._compare(args, options, summed)
         aux = tree.tree_map(self._of_all, aux) if self._has_aux else None
         self._fleet.between_batches()
         numpy = self._jax.numpy
         like = [numpy.asarray(new, leaf.dtype) for new, (_, leaf) in zip(summed, paths, strict=True)]
         whole = numpy.asarray(whole, value.dtype)
         return (whole, aux) if self._has_aux else whole, tree.tree_unflatten(shape, like)
+
+    def _compare(self, args: Sequence[Batch], options: dict[str, Batch], summed: Sequence[NDArray[np.generic]]) -> None:
+        """Compare gradients with those of the whole batch, computed here: no other process does that any more."""
+        with self._jax.default_device(self._device):
+            _, gradients = self._plain(*args, **options)
+        for (path, leaf), found in zip(self._jax.tree_util.tree_flatten_with_path(gradients)[0], summed, strict=True):
+            whole, own = (np.asarray(each, np.float64) for each in (_floats(leaf), found))
+            apart = float(np.linalg.norm(whole - own)) / (float(np.linalg.norm(whole)) or 1.0)
+            if apart > _CLOSE:
+                self._fleet.end_with(
+                    BadValueError(
+                        f"parts of a batch do not add up to the batch in call {self._calls} of {self._name}: the "
+                        f"gradients of {self._jax.tree_util.keystr(path)} differ by {apart:.2g} from one device's",
+                        remedy="something mixes the samples of a batch, or the loss is a mean over something else than "
+                        "samples: give weight=, or start with --no-strict",
+                    )
+                )
 
     def _own(self, args: Sequence[Batch], options: dict[str, Batch]) -> tuple[list[Batch], dict[str, Batch]]:
         """Return the arguments with the own rows of the batch."""
@@ -193,15 +216,27 @@ class _Divided:
 
     def _of_all(self, leaf: Batch) -> Batch:
         """Return what `fun` returns beside its value, of the whole batch."""
-        array, fleet = np.asarray(leaf), self._fleet
-        if fleet.parts == 1:
+        if not isinstance(leaf, np.ndarray | np.generic | self._jax.Array | float | int):
             return leaf
+        array, fleet = np.asarray(leaf), self._fleet
         if array.ndim and len(array) == max(fleet.rows.count, 1):
-            return self._jax.numpy.asarray(fleet.gathered(array))
-        if array.size == 1 and not self._is_sum and self._weight is None:
-            return self._jax.numpy.asarray(fleet.whole_value(torch.from_numpy(_floats(array))).numpy(), leaf.dtype)
+            return leaf if fleet.parts == 1 else self._jax.numpy.asarray(fleet.gathered(array))
+        if array.size == 1 and not np.issubdtype(array.dtype, np.floating):
+            if fleet.is_same(int(array.item())):
+                return leaf
+            words = f"a whole number ({array.item()}) differs between the parts of a batch"
+        elif array.size == 1 and not self._is_sum and self._weight is None:
+            kind = torch.bfloat16 if array.itemsize == 2 else torch.float64
+            whole, mean = fleet.whole_and_mean(torch.tensor(float(array.item()), dtype=kind))
+            if fleet.parts == 1 or math.isclose(float(whole), mean, rel_tol=_CLOSE):
+                return mean if isinstance(leaf, float) else self._jax.numpy.asarray(mean, array.dtype)
+            words = f"a number is {float(whole):.4g} for the whole batch, and {mean:.4g} as the mean of its parts"
+        elif fleet.parts == 1:
+            return leaf
+        else:
+            words = f"an array of shape {array.shape}, which has no row for each sample, is of the own rows only"
         raise BadValueError(
-            f"has_aux: an array of shape {array.shape}, which has no row for each sample, is of the own rows only",
+            f"has_aux: {words}",
             remedy="return arrays with a row for each sample, and numbers that are means over samples",
         )
 

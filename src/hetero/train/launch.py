@@ -231,6 +231,7 @@ class _Launcher:
         self._broken = ("", 0.0)
         self._has_lost = False
         self._main = 0
+        self._lost_main = ""
         self._asking: dict[int, tuple[Line, object, str, float]] = {}
 
     def run(self) -> int:
@@ -439,8 +440,11 @@ class _Launcher:
         one.is_lost = self._has_lost = True
         members = self._members()
         left = ", ".join(each.name for each in members)
-        _tell(f"hetero: {one.name} {_ended(one.code or 0)}; {left} {'goes' if len(members) == 1 else 'go'} on")
-        if members[0].rank != self._main:
+        is_main = members[0].rank != self._main
+        missing = ", without what it still had to write" if is_main else ""
+        _tell(f"hetero: {one.name} {_ended(one.code or 0)}; {left} {'goes' if len(members) == 1 else 'go'} on{missing}")
+        if is_main:
+            self._lost_main = one.name
             self._main = members[0].rank
             if members[0].host is None:
                 self._here.show(self._main)
@@ -535,6 +539,13 @@ class _Launcher:
                 f"{self._script} did not call hetero.train.init(), so each of {len(self._devices)} processes "
                 "did the whole of it",
                 "call it at the beginning, and prepare model, optimizer and loader with what it returns",
+            )
+        if not self._failed and self._has_lost and self._lost_main:
+            self._fail(
+                ExitCode.FAILED,
+                f"{self._lost_main} was the main process, and was lost after the last step: what it had still to write "
+                "is missing",
+                "save in a function that ends with fleet.wait(), by fleet.step(save)",
             )
         return self._failed
 

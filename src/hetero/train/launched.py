@@ -7,12 +7,14 @@ processes, the batches and the gradients. It must not own the loop, nor know how
 from __future__ import annotations
 
 import atexit
+import math
 import pickle
 import random
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -38,6 +40,9 @@ from hetero.train.whole_draws import Rows
 __all__ = ["Member"]
 
 _autograd_backward = torch.autograd.backward
+_CLOSE = {torch.float32: 1e-3, torch.float64: 1e-3}
+_ROUGH = 3e-2
+_COMPARED_EVERY = 64
 
 
 class Member(fleet.TrainingFleet):
@@ -51,6 +56,7 @@ class Member(fleet.TrainingFleet):
             hold_threads(told.cores, torch.get_num_threads, torch.set_num_threads)
         else:
             getattr(torch, self.device.type).set_device(self.device)
+        self._options = told.options
         step_clock = StepClock(self._processes, told.throttle_frac)
         self._summed = SummedValues(self)
         self._batches = SharedBatches(self._processes, told.options, step_clock, self._summed)
@@ -207,13 +213,51 @@ class Member(fleet.TrainingFleet):
 
     def whole_value(self, value: Tensor) -> Tensor:
         """Return what a number of the own rows, as a loss before `backward`, is for the whole batch."""
-        if self._processes.checks or self._processes.is_alone or not self._batches.is_divided:
-            return value.detach()
-        count, own = self._reducer.counts_for(value), float(value.detach())
-        row = torch.tensor([own * (count or float(not self._batches.has_none)), count], dtype=torch.float64)
+        return self.whole_and_mean(value)[0]
+
+    def whole_and_mean(self, value: Tensor) -> tuple[Tensor, float]:
+        """Return what a number is for the whole batch, and what the parts make of it, the same where they are close.
+
+        In the first steps the whole batch is computed; what the number means, as a sum or a mean, is learned from it.
+        """
+        if self._processes.is_alone or not self._batches.is_divided:
+            return value.detach(), float(value.detach())
+        own, mean, close = float(value.detach()), math.nan, _CLOSE.get(value.dtype, _ROUGH)
+        whole = self._of_check(own)
+        for way, count in self._reducer.counts_for(value).items():
+            row = torch.tensor([own * (count or float(not self._batches.has_none)), count], dtype=torch.float64)
+            if not self._processes.checks:
+                with self._processes.ended_together():
+                    self._processes.all_reduce(row)
+            mean = float(row[0]) / (float(row[1]) or 1.0)
+            if whole is None:
+                return torch.full_like(value.detach(), mean), mean
+            if math.isclose(mean, whole, rel_tol=close, abs_tol=close * abs(own)):
+                mean = whole
+                self._reducer.learn_way(value, way)
+                break
+        return torch.full_like(value.detach(), whole), mean
+
+    def _of_check(self, number: float) -> float | None:
+        """Return the number of the process that computes whole batches; None where there is none any more."""
+        if not self._processes.has_check:
+            return None
+        row = torch.tensor([number if self._processes.checks else 0.0], dtype=torch.float64)
         with self._processes.ended_together():
-            self._processes.all_reduce(row)
-        return torch.full_like(value.detach(), float(row[0]) / (float(row[1]) or 1.0))
+            self._processes.all.all_reduce(row)
+        return float(row[0])
+
+    def compares_again(self, number: int) -> bool:
+        """Return whether this process compares a call with one device, as it can: the first ones, then ever fewer."""
+        options = self._options
+        if self._processes.is_alone or self._processes.has_check or not self.is_main or not options.strict:
+            return False
+        few = number <= options.check_steps or not number & (number - 1) or not number % _COMPARED_EVERY
+        return bool(options.check_steps) and few
+
+    def end_with(self, error: BadValueError) -> NoReturn:
+        """End all processes with an error."""
+        self._processes.end_with(error)
 
     def set_loss(self, value: float) -> None:
         """Set what the loss of the last backward pass is for the whole batch."""

@@ -8,8 +8,9 @@ script has.
 from __future__ import annotations
 
 import importlib
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from hetero.floor.errors import BadValueError
 from hetero.train.fleet import init, is_made_by
 from hetero.train.huggingface import CutLoader
-from hetero.train.shared_loader import Batch
+from hetero.train.shared_loader import Batch, samples_in
 
 if TYPE_CHECKING:
     from lightning.pytorch.strategies import Strategy as _Base
@@ -167,6 +168,7 @@ class _TrainerStrategy(_Strategy):
     """That of Lightning's Trainer, which owns the loop."""
 
     _loss: Tensor | None = None
+    _own_loss: Tensor | None = None
 
     def setup_optimizers(self, trainer: Batch) -> None:
         super().setup_optimizers(trainer)
@@ -195,24 +197,46 @@ class _TrainerStrategy(_Strategy):
         """Return what logs numbers of the whole batch, given those of the own rows."""
 
         def logged(name: str, value: Batch, *args: Batch, **options: Batch) -> None:
-            if self.is_cut and isinstance(value, Tensor) and value.numel() == 1:
-                value = self._reduced(value, _operation(options.get("reduce_fx", "mean")))
+            is_number = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, int | float)
+            if self.is_cut and is_number:
+                value = self._logged(name, value, _operation(options.get("reduce_fx", "mean")))
+            elif options.get("sync_dist") and self.lightning_module.trainer.training:
+                self.fleet.note(
+                    f"self.log({name!r}, sync_dist=True) outside of training_step logs the number of the main process: "
+                    "what comes of what training_step kept is of its own rows; keep self.all_gather(...) of that"
+                )
             log(name, value, *args, **options)
 
         logged.original = log  # type: ignore[attr-defined]
         return logged
+
+    def _logged(self, name: str, value: Tensor | float, operation: str) -> Tensor | float:
+        """Return a number for the rows of all; a line says which is no mean of those of the parts."""
+        given = value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
+        if operation != "mean":
+            found: Tensor = self._reduced(given, operation)
+        else:
+            found, mean = self.fleet.whole_and_mean(given)
+            if not math.isclose(float(found), mean, rel_tol=1e-6):
+                self.fleet.note(
+                    f"self.log({name!r}) in training_step is {float(found):.4g} for a whole batch, and {mean:.4g} as "
+                    'the mean of its parts, which is logged later on: log sums with reduce_fx="sum", and make what is '
+                    "neither of self.all_gather(...)"
+                )
+        return found if isinstance(value, Tensor) else float(found)
 
     def training_step(self, *args: Batch, **options: Batch) -> Batch:
         """Do a step on the own rows of a batch; return its loss with the value that it has for all rows."""
         if not self.is_divided:
             return super().training_step(*args, **options)
         batch, *others = args
+        _refuse_several(batch)
         with self._in_step():
             found = super().training_step(self.fleet.split(batch), *others, **options)
             loss = found["loss"] if isinstance(found, dict) else found
             if not isinstance(loss, Tensor) or not loss.requires_grad:
                 return found
-            self._loss = self.fleet.whole_value(loss)
+            self._loss, self._own_loss = self.fleet.whole_value(loss), loss
             loss = loss + (self._loss - loss.detach())
         return {**found, "loss": loss} if isinstance(found, dict) else loss
 
@@ -228,6 +252,9 @@ class _TrainerStrategy(_Strategy):
         super().post_backward(closure_loss)
         if self.is_divided and self._loss is not None:
             self.fleet.set_loss(float(self._loss))
+            if self._own_loss is not None:  # which the module may have kept
+                self._own_loss.detach().copy_(self._loss)
+                self._own_loss = None
             self.fleet.between_batches()
 
     def all_gather(self, tensor: Tensor, group: object = None, sync_grads: bool = False) -> Tensor:
@@ -241,6 +268,18 @@ class _TrainerStrategy(_Strategy):
 
     def reduce(self, tensor: Batch, group: object = None, reduce_op: object = "mean") -> Batch:
         return self._reduced(tensor, reduce_op)
+
+
+def _refuse_several(batch: Batch) -> None:
+    """Refuse batches of several loaders that have not the same number of samples: they cannot be cut alike."""
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    sizes = {samples_in(each) for each in parts if isinstance(each, Mapping | list | tuple)} - {None}
+    if len(sizes) > 1:
+        raise BadValueError(
+            f"training_step gets batches of {' and '.join(map(str, sorted(sizes)))} samples at once, which cannot be "  # type: ignore[type-var]
+            "cut alike",
+            remedy="give the loaders of a CombinedLoader the same batch size, and drop_last=True",
+        )
 
 
 def _operation(given: Batch) -> str:

@@ -7,6 +7,7 @@ It must not talk to others or run a backward pass.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -15,7 +16,7 @@ from typing import Literal
 from torch import Tensor
 from torch.autograd.graph import Node
 
-__all__ = ["MOST_TERMS", "Meaning", "Term", "common_factor", "meanings_of", "terms_of"]
+__all__ = ["MOST_TERMS", "Meaning", "Term", "common_factor", "make_whole", "meanings_of", "terms_of"]
 
 Meaning = Literal["mean", "sum", "divided", "samples", "once"]
 """How the parts of a term add up to that of the whole batch.
@@ -34,6 +35,7 @@ _PASSED = frozenset(
         "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "ExpandBackward0", "NanToNumBackward0",
     }
 )  # fmt: skip
+_SCALED = ("MulBackward0", "DivBackward0", "ToCopyBackward0")
 MOST_TERMS = 16
 _MOST_WAYS = 64
 _MOST_APART = 8
@@ -135,6 +137,33 @@ def common_factor(factors: Sequence[float], way: Sequence[Meaning]) -> float | N
         return factors[0] if factors else None
     alike = all(math.isclose(each, counted[0], rel_tol=1e-9) for each in counted)
     return counted[0] if alike and not ("sum" in way and "once" in way) else None
+
+
+def make_whole(loss: Tensor, whole: float) -> None:
+    """Set a loss, and what the callers have multiplied or divided to make it, to what they are for the whole batch.
+
+    Examples
+    --------
+    >>> import torch
+    >>> loss = torch.ones(4, requires_grad=True).sum()
+    >>> scaled = loss / 2
+    >>> make_whole(scaled, 6.0)
+    >>> float(scaled.detach()), float(loss.detach())
+    (6.0, 12.0)
+    """
+    own, nodes, node = float(loss.detach()), set(), loss.grad_fn
+    while node.name() in _SCALED and sum(each is not None for each, _ in node.next_functions) == 1:
+        node = next(each for each, _ in node.next_functions if each is not None)
+        nodes.add(node)
+    loss.detach().fill_(whole)
+    frame = sys._getframe(1) if nodes and own and math.isfinite(own) else None
+    made: dict[int, Tensor] = {}
+    while frame is not None:
+        made.update({id(each): each for each in frame.f_locals.values() if isinstance(each, Tensor)})
+        frame = frame.f_back
+    for each in made.values():
+        if each is not loss and each.numel() == 1 and each.grad_fn in nodes:
+            each.detach().mul_(whole / own)
 
 
 def _each_by_itself(terms: Sequence[Term]) -> list[tuple[Meaning, ...]]:

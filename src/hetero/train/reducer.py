@@ -26,7 +26,7 @@ from hetero.train import script_mistakes as mistakes
 from hetero.train.draw_log import MOST_DRAWS
 from hetero.train.host_processes import LaunchOptions
 from hetero.train.loss_graph import ComparedGraphs, Strange
-from hetero.train.loss_terms import MOST_TERMS, Meaning, Term, common_factor, meanings_of, terms_of
+from hetero.train.loss_terms import MOST_TERMS, Meaning, Term, common_factor, make_whole, meanings_of, terms_of
 from hetero.train.parameter_rows import FirstSteps, ParameterRows, add_up, hooks_held, run_hooks
 from hetero.train.process_group import ProcessGroup
 from hetero.train.shared_batches import SharedBatches, StepClock
@@ -39,8 +39,6 @@ _MOST_CHECKED = 64
 _BITS = 0xFFFFFF  # that travel with gradients of float32, unchanged
 _COUNTS_CLOSE = {torch.float64: 1e-10, torch.float32: 1e-6}
 _COUNTS_ROUGH = 1e-2
-
-
 _NOTHING = 1e-300
 """By what counts what counts nothing, so that sums of counts are not zero."""
 
@@ -93,6 +91,7 @@ class Reducer:
         self._managed: list[ParameterRows] = []
         self._graphs = ComparedGraphs()
         self._strange = Strange()
+        self._last_terms: tuple[Term, ...] = ()
         self._ways: dict[tuple[str, ...], tuple[Meaning, ...]] = {}
         self._stepped: weakref.ref[Optimizer] | None = None
         self._pending: list[tuple[Tensor, Tensor]] = []
@@ -118,6 +117,11 @@ class Reducer:
                 )
             )
         self.known.update(id(each) for _, each in pairs)
+        if pairs and self.exchanges and self._options.check_steps > 0 and not self._processes.has_check:
+            self._processes.note(
+                f"{label} is prepared after the steps that are compared with one device, and is not compared: "
+                "--check-steps with as many steps as come before it, and two more, does that"
+            )
         self._managed.append(ParameterRows(label, [name for name, _ in pairs], [each for _, each in pairs]))
 
     @contextmanager
@@ -221,6 +225,7 @@ class Reducer:
 
     def _weighted(self, loss: Tensor, weight: float | None, options: dict[str, Batch]) -> None:
         terms = _terms(loss, weight, options)
+        self._last_terms = terms
         self._signature = _told(terms, is_empty=self._batches.has_none)
         signature = tuple(term.signature for term in terms)
         ways = list(meanings_of(terms))
@@ -266,7 +271,7 @@ class Reducer:
                 "terms are for the whole batch cannot be told from their sum"
             )
         if self.loss is not None and not loss.is_leaf and not options.get("retain_graph"):
-            loss.detach().fill_(self.loss)
+            make_whole(loss, self.loss)
 
     def _guess(self, terms: Sequence[Term], way: Sequence[Meaning]) -> None:
         """Refuse a loss that may be a mean or a sum, and comes after the steps that would have shown which it is."""
@@ -348,19 +353,40 @@ class Reducer:
         finally:
             self.is_within = False
 
-    def counts_for(self, value: Tensor) -> float:
+    def counts_for(self, value: Tensor) -> dict[tuple[Meaning, ...], float]:
         """Return by what a number of the own rows counts in that of the whole batch, 0 where numbers are added.
 
-        A number without a graph is taken for a mean over rows; so is one of several terms that count differently.
+        For each thing that it may mean, the likeliest first. A number without a graph is taken for a mean over rows; so
+        is one of several terms that count differently.
         """
-        rows = 0.0 if self._batches.has_none else float(self._batches.in_use.count)
-        terms = terms_of(value) if value.requires_grad else ()
-        way = self._ways.get(tuple(term.signature for term in terms)) or next(meanings_of(terms))
+        terms = self._terms_now(value)
+        known = self._ways.get(tuple(term.signature for term in terms))
+        ways = [known] if known is not None else list(meanings_of(terms))[: None if len(terms) == 1 else 1]
+        return {way: self._count_of(terms, way) for way in ways}
+
+    def _terms_now(self, value: Tensor) -> tuple[Term, ...]:
+        """Return what a number is made of, also after the backward pass that has freed its graph; () if unknown."""
+        if not value.requires_grad:
+            return ()
+        try:
+            return terms_of(value)
+        except RuntimeError:
+            return tuple(term for term in self._last_terms if term.node is value.grad_fn)
+
+    def learn_way(self, value: Tensor, way: tuple[Meaning, ...]) -> None:
+        """Record what a number means, as the whole batch has shown."""
+        if value.requires_grad and float(value.detach()):
+            self._ways.setdefault(tuple(term.signature for term in self._terms_now(value)), way)
+
+    def _count_of(self, terms: Sequence[Term], way: Sequence[Meaning]) -> float:
+        none = self._batches.has_none
         if terms and all(meaning == "sum" for meaning in way):
             return 0.0
+        if len(terms) == 1 and way[0] == "once":
+            return 1.0
         if len(terms) != 1 or way[0] not in ("mean", "divided"):
-            return max(rows, _NOTHING)
-        return max(0.0 if self._batches.has_none else terms[0].counts(way[0]), _NOTHING)
+            return max(0.0 if none else float(self._batches.in_use.count), _NOTHING)
+        return max(0.0 if none else terms[0].counts(way[0]), _NOTHING)
 
     def _factors(self, terms: Sequence[Term], way: Sequence[Meaning], loss: Tensor) -> list[float]:
         """Return what each term is multiplied by in this process, so that the parts add up to the whole batch."""
@@ -409,7 +435,8 @@ class Reducer:
             expected = whole[number + MOST_TERMS * (meaning == "divided")]
             if meaning not in ("mean", "divided") or expected != expected or self._batches.order.are_several:
                 continue
-            if abs(total - expected) <= closeness * abs(expected):
+            alike = expected * len(self._processes.members)  # what is divided by a constant counts once
+            if min(abs(total - expected), abs(total - alike)) <= closeness * abs(expected):
                 continue
             error = BadValueError(
                 f"{_names(terms[number : number + 1])} is divided by {expected:.12g} for the whole batch, and by "

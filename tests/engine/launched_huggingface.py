@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,21 @@ def grouped_by_length_and_smoothed() -> None:
     )
     made.train()
     told("grouped", size(made.model), made.state.num_input_tokens_seen, made.state.total_flos)
+
+
+class Stream(torch.utils.data.IterableDataset[dict[str, Any]]):
+    """Sentences of which nobody knows how many there are."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        rows = Sentences(40)
+        return (rows[number] for number in range(40))
+
+
+def a_stream_of_sentences() -> None:
+    made = trainer("stream", gradient_accumulation_steps=2)
+    made.train_dataset = Stream()
+    made.train()
+    told("stream", size(made.model))
 
 
 def batches_that_the_processes_read_apart() -> None:

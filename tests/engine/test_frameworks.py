@@ -66,7 +66,8 @@ def test_trainers_and_accelerators_print_what_one_device_prints(tmp_path: Path) 
     script, guide = HERE / "launched_huggingface.py", documented(tmp_path, "trainer.py", "accelerated.py")
     loops = (
         "a_loop_of_accelerate", "accumulated_evaluated_and_resumed", "grouped_by_length_and_smoothed",
-        "adapters_of_a_language_model", "supervised_finetuning", "batches_that_the_processes_read_apart", *guide,
+        "adapters_of_a_language_model", "supervised_finetuning", "batches_that_the_processes_read_apart",
+        "a_stream_of_sentences", *guide,
     )  # fmt: skip
     found = started(tmp_path, script, *loops, options=("--check-steps", "1000"))
     wanted = started(tmp_path, script, *loops, alone=True)

@@ -48,6 +48,7 @@ def joined(given: Batch, fleet: Member) -> Batch:
     if is_made_by(given, "accelerate.accelerator.Accelerator"):
         _refuse_launchers(given)
         _number_processes(fleet)
+        _read_alike(given)
         _join(given, _Accelerator, fleet)
         fleet.keep_all()
         return given
@@ -60,6 +61,7 @@ def joined(given: Batch, fleet: Member) -> Batch:
     given.state.is_world_process_zero = given.state.is_local_process_zero = fleet.is_main
     if given.place_model_on_device:
         given._move_model_to_device(given.model, fleet.device)
+    _read_alike(given.accelerator)
     _join(given.accelerator, _Accelerator, fleet)
     given.accelerator.cuts_loaders = False
     given.gather_function = given.accelerator.gather_for_metrics
@@ -100,6 +102,11 @@ def _number_processes(fleet: Member) -> None:
     begun.is_hetero = True  # type: ignore[attr-defined]
     PartialState.__init__ = begun
     PartialState.wait_for_everyone = lambda self: fleet.wait()
+
+
+def _read_alike(accelerator: Batch) -> None:
+    """Have every process read streams itself: by itself Accelerate hands out what its first process reads."""
+    accelerator.dataloader_config.dispatch_batches = False
 
 
 def _refuse_launchers(accelerator: Batch) -> None:

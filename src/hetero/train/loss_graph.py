@@ -29,8 +29,8 @@ _OVER_A_DIMENSION = frozenset(
     }
 )  # fmt: skip
 _OF_UNKNOWN_SIZE = frozenset({"Cumprod", "Cumsum", "Flip", "Roll"})
-_CHOOSES_ROWS = frozenset({"IndexSelect", "Slice"})
-"""What sequences of unequal lengths need: named, not refused, where it was compared in another place of the graph."""
+_KEEPS_ROWS_APART = frozenset({"IndexSelect", "Slice"})
+"""What chooses rows, as packed sequences of unequal lengths need it, and is named, not refused."""
 _OF_PRODUCTS = frozenset({"Addmm", "Baddbmm", "Bmm", "Mm", "Mv"})
 _OF_ENTRIES = frozenset(
     {
@@ -88,16 +88,13 @@ class ComparedGraphs:
 
     def __init__(self) -> None:
         self._edges: set[tuple[_Kind, _Kind]] = set()
-        self._kinds: set[_Kind] = set()
         self._seen: set[int] = set()
 
     def learn(self, loss: Tensor) -> None:
         """Record the graph of a loss that is compared."""
         self._seen.add(_signature(loss))
         for node, after in _edges(loss):
-            edge = _kind(node), _kind(after)
-            self._edges.add(edge)
-            self._kinds.update(edge)
+            self._edges.add((_kind(node), _kind(after)))
 
     def is_new(self, loss: Tensor) -> bool:
         """Return whether no graph before was made in the same way; none is before one was compared."""
@@ -124,7 +121,7 @@ class ComparedGraphs:
             if edge in self._edges:
                 continue
             self._edges.add(edge)
-            goes_over = [each for each in (after, node) if id(each) not in known and self._may_mix(each)]
+            goes_over = [each for each in (after, node) if id(each) not in known and _may_mix(each)]
             over.update(dict.fromkeys(map(_words, goes_over)))
             mixer = next((each for each in goes_over if _has_rows(each, rows) and not _is_of_parameters(each)), None)
             if mixer is not None:
@@ -132,16 +129,6 @@ class ComparedGraphs:
             else:
                 other[_words(after)] = None
         return Strange(tuple(mixing), tuple(other), tuple(over))
-
-    def _may_mix(self, node: Node) -> bool:
-        """Return whether a node goes over its first dimension."""
-        base, dims = _base(node), _dims(node)
-        if base in _CHOOSES_ROWS and (_kind(node) in self._kinds or _is_whole(node)):
-            return False
-        if base == "Mm":
-            return all(each is not None for each, _ in node.next_functions)
-        reduces = base in _OVER_A_DIMENSION or getattr(node, "_saved_reduction", 0) in (1, 2)
-        return base == "Cdist" or (reduces and (not dims or 0 in dims))
 
 
 def _signature(loss: Tensor) -> int:
@@ -232,12 +219,13 @@ def _sizes(node: Node) -> tuple[int, ...]:
     return ()
 
 
-def _is_whole(node: Node) -> bool:
-    """Return whether a node chooses all entries of its dimension, as `x[:]` does."""
-    dims = _dims(node)
-    if _base(node) != "Slice" or not dims:
-        return False
-    return bool(node._saved_start == 0 and node._saved_step == 1 and node._saved_end >= _sizes(node)[dims[0]])
+def _may_mix(node: Node) -> bool:
+    """Return whether a node combines the entries of its first dimension."""
+    base, dims = _base(node), _dims(node)
+    if base == "Mm":
+        return all(each is not None for each, _ in node.next_functions)
+    reduces = base in _OVER_A_DIMENSION - _KEEPS_ROWS_APART or getattr(node, "_saved_reduction", 0) in (1, 2)
+    return base == "Cdist" or (reduces and (not dims or 0 in dims))
 
 
 def _has_rows(node: Node, rows: int) -> bool:

@@ -6,6 +6,7 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
 import pytest
@@ -50,15 +51,18 @@ def _wrong(line: str) -> str:
     rest = words[1:]
     while hasattr(part, "commands") and rest and not rest[0].startswith("-"):
         name = rest.pop(0).rstrip(".,;:")
+        two = f"{name} {rest[0].rstrip('.,;:')}" if rest else ""
+        if two in part.commands:
+            name, rest = two, rest[1:]
         if name not in part.commands:
             return "" if part.invoke_without_command and not name.islower() else f"no command {name!r}"
         part = part.commands[name]
     options = {word for option in part.params for word in (*option.opts, *option.secondary_opts)} | {"--help", "-h"}
     if (part.context_settings or {}).get("allow_interspersed_args") is False:
         rest = rest[: next((at for at, word in enumerate(rest) if not word.startswith("-")), None)]
-    for word in rest:
+    for word in takewhile("--".__ne__, rest):
         name = word.partition("=")[0].rstrip(".,;:")
-        if name.startswith("--") and name != "--" and name not in options:
+        if name.startswith("--") and name not in options:
             return f"no option {name!r}"
     return ""
 

@@ -52,7 +52,7 @@ def test_the_grammar_has_the_groups_that_the_guide_names() -> None:
     single = {name for name, entry in COMMANDS.items() if isinstance(entry, CommandEntry)}
     assert single == {
         *("run", "devices", "doctor", "demo", "top"),
-        *("launch", "train", "tune", "compress", "infer", "batch", "topo", "calibrate"),
+        *("launch", "train", "train check", "tune", "compress", "infer", "batch", "topo", "calibrate"),
     }
 
 

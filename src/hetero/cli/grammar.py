@@ -200,6 +200,11 @@ COMMANDS: Mapping[str, CommandEntry | GroupEntry] = {
         "Train one model over this host's devices, or with Ray over those of many, as a recipe says.",
         _MODELS,
     ),
+    "train check": CommandEntry(
+        "hetero.cli.train_check:check",
+        "Run a training script on one device and over several, and report where they part; exits 1 where they do.",
+        _MODELS,
+    ),
     "tune": CommandEntry(
         "hetero.cli.tune:tune",
         "Search for the best values of a recipe or a function; run anew, it goes on with what was stopped.",

@@ -16,19 +16,24 @@ from hetero.cli.output import say
 from hetero.cli.train import need_torch
 from hetero.floor.errors import BadValueError
 
-__all__ = ["launch"]
+__all__ = ["Module", "ScriptArguments", "Shares", "TrainingScript", "launch", "shares_of"]
+
+TrainingScript = Annotated[str, typer.Argument(help="Training script; it calls hetero.train.init().")]
+ScriptArguments = Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")]
+Module = Annotated[bool, typer.Option("-m", "--module", help="The script is the name of a module.")]
+Shares = Annotated[str, typer.Option(help="auto, equal, or samples: 'cuda:0=96,cpu:0=32'.")]
 
 
 def launch(
-    script: Annotated[str, typer.Argument(help="Training script; it calls hetero.train.init().")],
-    args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
-    module: Annotated[bool, typer.Option("-m", "--module", help="The script is the name of a module.")] = False,
+    script: TrainingScript,
+    args: ScriptArguments = None,
+    module: Module = False,
     config: Config = None,
     devices: Devices = None,
     engine: Engine = None,
     address: Address = None,
     set_: Settings = None,
-    shares: Annotated[str, typer.Option(help="auto, equal, or samples: 'cuda:0=96,cpu:0=32'.")] = "auto",
+    shares: Shares = "auto",
     check_steps: Annotated[
         int, typer.Option(min=0, help="First steps that are compared with one device; 0 compares none.")
     ] = 2,
@@ -69,7 +74,7 @@ def launch(
         strict=not no_strict,
         check_steps=check_steps,
         check_only=check_only,
-        shares=_shares(shares),
+        shares=shares_of(shares),
         timeout_s=timeout,
         prints=prints,
     )
@@ -83,7 +88,8 @@ def launch(
     raise typer.Exit(code)
 
 
-def _shares(text: str) -> str | dict[str, int]:
+def shares_of(text: str) -> str | dict[str, int]:
+    """Read how much of a batch each device gets."""
     if text in ("auto", "equal"):
         return text
     try:

@@ -71,7 +71,7 @@ class GroupEntry(NamedTuple):
 def lazy_group(
     entries: Mapping[str, CommandEntry | GroupEntry], renamed: Rename = lambda words: None
 ) -> type[TyperGroup]:
-    """Return the class of a group that has these commands, in this order."""
+    """Return the class of a group that has these commands, in this order; the name of one may be two words."""
 
     class LazyGroup(TyperGroup):
         def __init__(self, **settings: Any) -> None:
@@ -91,6 +91,10 @@ def lazy_group(
             except BaseException:
                 warn_of_noted(ctx)
                 raise
+
+        def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+            two = " ".join(args[:2])
+            return super().resolve_command(ctx, [two, *args[2:]] if two in entries else args)
 
         def format_commands(self, ctx: object, formatter: Any) -> None:
             for section in dict.fromkeys(entry.section for entry in entries.values()):

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from hetero.floor import settings
 from hetero.floor.contexts import transparent
 from hetero.floor.errors import BadValueError
-from hetero.train.host_processes import LAUNCHED, LaunchedProcess
+from hetero.train.host_processes import LAUNCHED, RECORD, LaunchedProcess
 from hetero.train.shared_loader import Batch, SharedLoader, map_tensors, moved_to, samples_in
 
 __all__ = ["TrainingFleet", "init", "is_made_by"]
@@ -79,7 +79,12 @@ def init() -> TrainingFleet:
         _fleet = Member(LaunchedProcess.from_text(text))
         return _fleet
     _fleet = TrainingFleet()
-    if text and text != f"process {os.getpid()}":
+    if text.startswith(RECORD):
+        settings.switch_on(LAUNCHED, "")
+        from hetero.train.step_records import record_steps
+
+        record_steps(text.removeprefix(RECORD))
+    elif text and text != f"process {os.getpid()}":
         _fleet.rank, _fleet._pid = -1, 0
     elif (settings.present(["WORLD_SIZE"])["WORLD_SIZE"] or "1") != "1":
         raise BadValueError(

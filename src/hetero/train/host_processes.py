@@ -30,16 +30,22 @@ __all__ = [
     "FROZEN_S",
     "LAUNCHED",
     "PRINTS",
+    "RECORD",
     "HostCommand",
     "HostProcesses",
     "LaunchOptions",
     "LaunchedProcess",
     "ProcessEnded",
     "ProcessStopped",
+    "device_environment",
+    "in_child",
 ]
 
 LAUNCHED = "HETERO_LAUNCHED"
 """Environment variable that tells a process of `hetero launch` who it is."""
+
+RECORD = "record "
+"""With what that variable begins where a script runs under plain Python and its steps are recorded."""
 
 PRINTS = ("main", "all")
 CHECK = "the check"
@@ -74,6 +80,8 @@ class LaunchOptions:
         Whose standard output is shown: 'main' or 'all'.
     seed
         Of the random numbers that are keyed by sample.
+    record
+        How many steps the main process records, and in which folder, before all end: '3 FOLDER'; '' for none.
     """
 
     strict: bool = True
@@ -83,6 +91,7 @@ class LaunchOptions:
     timeout_s: float = 1800.0
     prints: str = "main"
     seed: int = 0
+    record: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +247,7 @@ class HostProcesses:
             stderr=None if own and not every else subprocess.PIPE,
             env=_environment(self._command.environment, told, device),
             cwd=self._command.folder,
-            preexec_fn=None if sys.platform == "win32" else partial(_in_child, os.getpid(), device.cpus),
+            preexec_fn=None if sys.platform == "win32" else partial(in_child, os.getpid(), device.cpus),
         )
         one = _Running(told.rank, process)
         self._running.append(one)
@@ -300,10 +309,14 @@ class HostProcesses:
 
 def _environment(given: Mapping[str, str], told: LaunchedProcess, device: Device) -> dict[str, str]:
     """Return the environment of a process."""
-    own: dict[str, str | None] = {LAUNCHED: told.to_text(), **told.sees}
-    if kinds()[device.kind].is_host:
-        own |= dict.fromkeys(_THREADS, str(device.cores or 1))
+    own = {LAUNCHED: told.to_text(), **device_environment(device), **told.sees}
     return {name: text for name, text in {**given, **own}.items() if text is not None}
+
+
+def device_environment(device: Device) -> dict[str, str | None]:
+    """Return the variables of a process that computes on one device, None for what is not set."""
+    threads = _THREADS if kinds()[device.kind].is_host else ()
+    return {**_visible(device), **dict.fromkeys(threads, str(device.cores or 1))}
 
 
 def _visible(device: Device) -> dict[str, str | None]:
@@ -316,7 +329,8 @@ def _visible(device: Device) -> dict[str, str | None]:
     return variables
 
 
-def _in_child(parent: int, cpus: Sequence[int]) -> None:
+def in_child(parent: int, cpus: Sequence[int]) -> None:
+    """Bind a process that begins to CPUs, and its life to that of the one that starts it."""
     platform.die_with_parent(parent)
     if cpus:
         platform.bind_to_cpus(cpus)

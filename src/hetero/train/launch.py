@@ -41,7 +41,7 @@ from hetero.train.launch_hosts import SILENT_S, OtherHost, ScriptPackage, packag
 if TYPE_CHECKING:
     from hetero.engines.ray.cluster import Cluster
 
-__all__ = ["LAUNCHED", "PRINTS", "LaunchOptions", "LaunchedProcess", "check_script", "launch"]
+__all__ = ["LAUNCHED", "PRINTS", "LaunchOptions", "LaunchedProcess", "by_speed", "check_script", "launch"]
 
 _POLL_S = 0.2
 _LEAVE_S = 15.0
@@ -103,7 +103,7 @@ def launch(
     """
     check_script(script, is_module=is_module)
     _check(devices, options)
-    found = sorted(devices, key=_speed, reverse=True)
+    found = by_speed(devices)
     names = list(dict.fromkeys(device.host for device in devices if device.host != _OWN_HOST))
     if cluster is None or not names:
         if working_dir is not None:
@@ -165,8 +165,13 @@ def _check(devices: Sequence[Device], options: LaunchOptions) -> None:
             raise BadValueError("--shares has a device without samples", remedy="leave it out with --devices")
 
 
+def by_speed(devices: Sequence[Device]) -> list[Device]:
+    """Return devices, the fastest first: the main process is to have it."""
+    return sorted(devices, key=_speed, reverse=True)
+
+
 def _speed(device: Device) -> tuple[bool, float, float]:
-    """Return what sorts devices by speed, as far as it is known: the main process is to have the fastest."""
+    """Return what sorts devices by speed, as far as it is known."""
     return not kinds()[device.kind].is_host, device.throttle_frac * (device.flop_per_s or 1.0), device.cores or 1
 
 

@@ -34,6 +34,7 @@ from hetero.train.recovery import Recovery, T
 from hetero.train.reducer import Reducer
 from hetero.train.shared_batches import SharedBatches, StepClock
 from hetero.train.shared_loader import Batch, SharedLoader, map_tensors, moved_to
+from hetero.train.step_records import record_steps
 from hetero.train.summed_values import SummedValues
 from hetero.train.whole_draws import Rows
 
@@ -68,6 +69,8 @@ class Member(fleet.TrainingFleet):
         if self.world_size > 1:
             self._take_over()
         atexit.register(self._processes.close)
+        if told.options.record:
+            record_steps(told.options.record, self)
 
     @property
     def _is_first_here(self) -> bool:
@@ -276,6 +279,21 @@ class Member(fleet.TrainingFleet):
         with self._processes.ended_together():
             group.all_reduce(table)
         return bool((table == table[0]).all())
+
+    @property
+    def loss(self) -> float | None:
+        """Of the whole batch, in the last backward pass; None where it is not known."""
+        return None if self._processes.is_alone else self._reducer.loss
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether numbers are those of different kinds of device, or computed in half precision."""
+        return self._reducer.first_steps.rough
+
+    def end(self) -> NoReturn:
+        """End this process, as all others do in the same place, without what the script does at its end."""
+        self.wait()
+        self._processes.leave()
 
     def keep_all(self) -> None:
         """Leave no device out: the script may sum up what each has counted, in a way that is not seen."""

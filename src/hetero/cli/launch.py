@@ -16,11 +16,14 @@ from hetero.cli.output import say
 from hetero.cli.train import need_torch
 from hetero.floor.errors import BadValueError
 
-__all__ = ["Module", "ScriptArguments", "Shares", "TrainingScript", "launch", "shares_of"]
+__all__ = ["CheckSteps", "Module", "ScriptArguments", "Shares", "TrainingScript", "launch", "shares_of"]
 
 TrainingScript = Annotated[str, typer.Argument(help="Training script; it calls hetero.train.init().")]
 ScriptArguments = Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")]
 Module = Annotated[bool, typer.Option("-m", "--module", help="The script is the name of a module.")]
+CheckSteps = Annotated[
+    int, typer.Option(min=0, help="First steps in which one more process computes whole batches; 0 for none.")
+]
 Shares = Annotated[str, typer.Option(help="auto, equal, or samples: 'cuda:0=96,cpu:0=32'.")]
 
 
@@ -34,9 +37,7 @@ def launch(
     address: Address = None,
     set_: Settings = None,
     shares: Shares = "auto",
-    check_steps: Annotated[
-        int, typer.Option(min=0, help="First steps that are compared with one device; 0 compares none.")
-    ] = 2,
+    check_steps: CheckSteps = 2,
     check_only: Annotated[bool, typer.Option("--check-only", help="End after these steps.")] = False,
     no_strict: Annotated[
         bool, typer.Option("--no-strict", help="Go on where the result would not be that of one device.")

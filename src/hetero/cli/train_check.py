@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetero.cli.launch import Module, ScriptArguments, Shares, TrainingScript, shares_of
+from hetero.cli.launch import CheckSteps, Module, ScriptArguments, Shares, TrainingScript, shares_of
 from hetero.cli.options import AsJson, Config, Devices, Settings, as_setting
 from hetero.cli.output import console, note, print_json
 from hetero.cli.train import need_torch
@@ -34,6 +34,7 @@ def check(
     devices: Devices = None,
     set_: Settings = None,
     shares: Shares = "auto",
+    check_steps: CheckSteps = 2,
     json: AsJson = False,
 ) -> None:
     """Run a training script on one device and over several, and report where they part; exits 1 where they do.
@@ -54,7 +55,7 @@ def check(
     found = devices_of(None, wanted, notes)
     for each in notes:
         note(f"hetero: {each}")
-    options = LaunchOptions(shares=shares_of(shares))
+    options = LaunchOptions(shares=shares_of(shares), check_steps=check_steps)
     comparison = compare_script(script, args or [], found, steps, options, is_module=module)
     print_json(comparison.as_dict()) if json else _print(comparison)
     raise typer.Exit(ExitCode.DONE if comparison.first is None else ExitCode.FAILED)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from hetero.cli.options import Address, Config, Devices, Engine, Settings, as_setting
+from hetero.cli.options import Address, Config, Devices, Engine, Settings, Trace, as_setting
 from hetero.cli.output import say
 from hetero.cli.train import need_torch
 from hetero.floor.errors import BadValueError
@@ -44,6 +44,7 @@ def launch(
     ] = False,
     prints: Annotated[str, typer.Option(help="Whose output is shown: main or all.")] = "main",
     timeout: Annotated[float, typer.Option(min=1.0, help="Longest wait between two steps, in seconds.")] = 1800.0,
+    trace: Trace = None,
     working_dir: Annotated[
         Path | None,
         typer.Option(help="Folder that travels to other hosts, the script in it; default: the modules beside it."),
@@ -78,6 +79,7 @@ def launch(
         shares=shares_of(shares),
         timeout_s=timeout,
         prints=prints,
+        trace="" if trace is None else str(trace),
     )
     with reached(wanted) as cluster:
         if cluster is not None:

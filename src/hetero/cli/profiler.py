@@ -79,6 +79,7 @@ def summary(trace: TraceFile, only: Only = None, prices: Prices = None, json: As
         loss_table,
         member_table,
         operator_table,
+        process_table,
     )
 
     found = find(_read(trace, only), read_prices(prices or []))
@@ -88,6 +89,8 @@ def summary(trace: TraceFile, only: Only = None, prices: Prices = None, json: As
     say("\n".join(found.sentences))
     if found.training is not None:
         say(f"\n{member_table(found.training)}\n\n{epoch_table(found.training)}".rstrip())
+    if found.processes:
+        say(f"\n{process_table(found)}")
     say("\n" + "\n\n".join(filter(None, (gain_table(found), device_table(found), loss_table(found)))))
     for table in (collective_table(found), operator_table(found)):
         if table:

@@ -104,6 +104,7 @@ CODES = {
     "CheckpointKept": "keep",
     "TaskParts": "parts",
     "NestedRun": "nest",
+    "PhasesRun": "phases",
 }
 """The short name of each record; a class that is not listed here is written under its own name."""
 

@@ -17,6 +17,7 @@ __all__ = [
     "DeviceSampled",
     "NestedRun",
     "OperatorsRun",
+    "PhasesRun",
     "PlanMade",
     "TaskNote",
     "TaskParts",
@@ -252,6 +253,26 @@ class TaskParts(NamedTuple):
     below_s: float = 0.0
 
 
+class PhasesRun(NamedTuple):
+    """What a process of a launched script did from `started_s` on, phase by phase without a gap.
+
+    Attributes
+    ----------
+    device : of the process
+    step : which step of this process it was, counted from 1
+    names, seconds : of each phase, s: 'import' and 'prepare' before the first step, 'read', 'forward', 'backward',
+        'wait' for other processes, 'exchange' of gradients, 'comparison' of the first steps with one device, 'update'
+        by the optimizer, 'script' for what else the script does, 'end' after the last step, 'untold' for what was lost
+    """
+
+    at_s: float
+    device: str
+    step: int
+    started_s: float
+    names: tuple[str, ...]
+    seconds: tuple[float, ...]
+
+
 TaskNote = CollectiveDone | CheckpointKept | OperatorsRun | TaskParts | NestedRun
 """What an attempt tells of its inside; `started_s` counts from the attempt's beginning until it reaches the program."""
 
@@ -281,5 +302,6 @@ NOTES: tuple[type, ...] = (
     CheckpointKept,
     TaskParts,
     NestedRun,
+    PhasesRun,
 )
 """Every kind of note, in the order of the documentation."""

@@ -15,6 +15,7 @@ from math import inf
 import numpy as np
 
 from hetero.core.eligibility import obstacle
+from hetero.model.annotations import PhasesRun
 from hetero.model.device import HOST_NODE
 from hetero.model.tasks import Request
 from hetero.report.collectives import collective_problems, collective_spans, collective_waits
@@ -32,7 +33,8 @@ from hetero.report.intervals import (
     union,
     without,
 )
-from hetero.report.record import RunRecord
+from hetero.report.phases import START_UP
+from hetero.report.record import Attempt, RunRecord
 
 __all__ = ["CATEGORIES", "Account", "account", "open_tasks"]
 
@@ -200,12 +202,20 @@ def _facts(run: RunRecord) -> list[_Facts]:
 def _attempts(run: RunRecord) -> tuple[list[Spans], list[Spans], list[Spans]]:
     """Return for each device the attempts that counted, those that did not, and when some had not begun."""
     count = len(run.devices)
-    owners = column(run.attempts, "device").astype(np.int64)
-    starts, ends = column(run.attempts, "start_s"), column(run.attempts, "end_s")
-    counted = np.fromiter((each.outcome == "done" for each in run.attempts), bool, len(run.attempts))
+    attempts = _after_start_up(run)
+    owners = column(attempts, "device").astype(np.int64)
+    starts, ends = column(attempts, "start_s"), column(attempts, "end_s")
+    counted = np.fromiter((each.outcome == "done" for each in attempts), bool, len(attempts))
     halves = [by_owner(owners[part], (starts[part], ends[part]), count) for part in (counted, ~counted)]
     table = np.fromiter(chain.from_iterable(run.queued), float, 3 * len(run.queued)).reshape(-1, 3)
     return halves[0], halves[1], by_owner(table[:, 0].astype(np.int64), (table[:, 1], table[:, 2]), count)
+
+
+def _after_start_up(run: RunRecord) -> list[Attempt]:
+    """Return the attempts without the phases of a process that lie before its first step."""
+    if not any(isinstance(each, PhasesRun) for each in run.notes):
+        return run.attempts
+    return [each for each in run.attempts if run.tasks[each.task].name not in START_UP]
 
 
 def _parts(run: RunRecord) -> list[list[Spans]]:

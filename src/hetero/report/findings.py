@@ -23,6 +23,8 @@ from hetero.report.best_possible import Best, best_possible
 from hetero.report.causes import Gain, Gains, gains
 from hetero.report.collectives import CollectiveTime, collective_times
 from hetero.report.intervals import by_owner, column
+from hetero.report.phases import ProcessTime, process_times
+from hetero.report.phases import sentence as process_sentence
 from hetero.report.planning import Planning, planning
 from hetero.report.planning import sentence as planning_sentence
 from hetero.report.prices import lost_usd, rates
@@ -242,6 +244,7 @@ class Findings:
     path, path_s : the longest chain of the task graph, and its s
     predictions : per function and device
     training : what was told of training, None where there was none
+    processes : the time of each process of a launched script, by phase; empty for other runs
     planning : what was told of plans, None where nothing planned ahead
     collectives : what members of groups told of collectives, those that took longest first
     operators : what a profiler told of operators, those that took longest first; empty where none did
@@ -271,6 +274,7 @@ class Findings:
     problems: tuple[str, ...]
     devices: tuple[Device, ...]
     training: Training | None
+    processes: tuple[ProcessTime, ...]
     planning: Planning | None
     operators: tuple[OperatorTime, ...]
     collectives: tuple[CollectiveTime, ...]
@@ -299,6 +303,7 @@ class Findings:
             "sentences": list(self.sentences),
             "problems": list(self.problems),
             "training": self.training.as_dict() if self.training else None,
+            "processes": [each.as_dict() for each in self.processes],
             "collectives": [each._asdict() for each in self.collectives],
             "operators": [each._asdict() for each in self.operators],
             "plan": self.planning.as_dict() if self.planning else None,
@@ -319,11 +324,12 @@ def find(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None) -> Fin
     """
     with nothing_collected():
         given = account(run)
-        best = best_possible(run)
+        processes = process_times(run)
+        best = Best(run.span_s, 0.0, "load", 0, 0, 0.0) if processes else best_possible(run)
         path, path_s = longest_path(run)
         predictions = _predictions(run)
         trained = training(run)
-        gained = gains(run) if trained is None else Gains((), 0.0, 0)
+        gained = gains(run) if trained is None and not processes else Gains((), 0.0, 0)
     counts = Counter(each.outcome for each in run.attempts)
     committed = sum(1 for each in run.tasks.values() if each.commit is not None)
     failed = sum(1 for each in run.tasks.values() if each.failure)
@@ -340,7 +346,7 @@ def find(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None) -> Fin
         best=best,
         gains=gained,
         others_frac=_others_frac(run),
-        chain=critical_chain(run),
+        chain=[] if processes else critical_chain(run),
         path=path,
         path_s=path_s,
         predictions=predictions,
@@ -350,6 +356,7 @@ def find(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None) -> Fin
         problems=given.problems,
         devices=run.devices,
         training=trained,
+        processes=processes,
         planning=planning(run),
         operators=operators(run),
         collectives=collective_times(run),
@@ -390,8 +397,9 @@ def _sentences(run: RunRecord, found: Findings) -> list[str]:
         told.append(f"Other programs used {_percent(found.others_frac, 1.0)} of the devices' time.")
     inside = [operators_sentence(found.operators)] if found.operators else []
     money = list(filter(None, [money_sentence(found.account, found.usd, found.price_origins)]))
-    if found.training is not None:
-        own = [*training_sentences(found.training), _whole_time(run, found)]
+    if found.training is not None or found.processes:
+        own = training_sentences(found.training) if found.training is not None else []
+        own.append(process_sentence(found.processes) if found.processes else _whole_time(run, found))
         return [*told, *own, *inside, _who_worked(found), _largest_loss(found), *money]
     told.append(_who_worked(found))
     whole_s = found.span_s * len(found.devices)
@@ -417,7 +425,7 @@ def _what_ran(run: RunRecord, found: Findings) -> str:
     used = len({each.device for each in run.attempts})
     again = f"; {found.retried:,} attempt{'s' if found.retried != 1 else ''} did not count" if found.retried else ""
     torn = " The trace has no end: this is what it told until then." if found.torn else ""
-    tasks = f"{found.tasks:,} task{'s' if found.tasks != 1 else ''}"
+    tasks = f"{found.tasks:,} {'phase' if found.processes else 'task'}{'s' if found.tasks != 1 else ''}"
     return f"{tasks} ran on {used} of {len(found.devices)} devices in {format_seconds(found.span_s)}{again}.{torn}"
 
 

@@ -41,6 +41,7 @@ from hetero.report.tables import (
     member_table,
     operator_table,
     prediction_table,
+    process_table,
 )
 from hetero.report.training import drawn
 
@@ -140,8 +141,8 @@ def _about(run: RunRecord, found: Findings) -> str:
 
 def _training(found: Findings) -> str:
     if found.training is None:
-        return ""
-    tables = _html(member_table(found.training)) + _html(epoch_table(found.training))
+        return f"<h2>Phases</h2>{_html(process_table(found))}" if found.processes else ""
+    tables = "".join(map(_html, (member_table(found.training), epoch_table(found.training), process_table(found))))
     label = "Loss, samples and time over the steps. Arrow keys move, plus and minus zoom, 0 shows all; figures follow"
     curves = f'<div id="training" tabindex="0" role="group" aria-label="{label}"></div>'
     return f"<h2>Training</h2>{curves}{tables}"

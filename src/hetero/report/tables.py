@@ -11,6 +11,7 @@ from math import isfinite
 from hetero.floor.units import format_bytes, format_seconds
 from hetero.report.account import CATEGORIES
 from hetero.report.findings import LOSSES, Findings, gain_words
+from hetero.report.phases import PHASES
 from hetero.report.prices import format_usd, lost_usd
 from hetero.report.record import RunRecord
 from hetero.report.training import Training
@@ -26,6 +27,7 @@ __all__ = [
     "member_table",
     "operator_table",
     "prediction_table",
+    "process_table",
     "text_table",
 ]
 
@@ -155,6 +157,24 @@ def member_table(found: Training) -> Table:
         took = format_seconds(each.busy_s) if each.steps else "–"
         rows.append((each.device, f"{each.samples:,.0f}", took, busy, alone))
     return text_table(("device", "samples of a step", "its time", "of the step", "alone, samples/s"), rows)
+
+
+def process_table(found: Findings) -> Table:
+    """Return what each process of a launched script did with its time, by phase; '' for other runs."""
+    had = dict.fromkeys(each.phase for process in found.processes for each in process.phases)
+    rows = []
+    for phase in (*(each for each in PHASES if each in had), *(each for each in had if each not in PHASES)):
+        cells = [phase]
+        for process in found.processes:
+            took = next((each for each in process.phases if each.phase == phase), None)
+            cells += ["–"] * 3 if took is None else [
+                format_seconds(took.seconds),
+                f"{100.0 * took.seconds / (process.seconds or 1.0):.1f} %",
+                format_seconds(took.seconds / took.times),
+            ]  # fmt: skip
+        rows.append(cells)
+    heads = [head for each in found.processes for head in (each.device, "of it", "each time")]
+    return text_table(("phase", *heads), rows) if rows else _NONE
 
 
 def epoch_table(found: Training) -> Table:

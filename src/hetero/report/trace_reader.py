@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hetero.drive.trace import read_trace
 from hetero.floor.errors import BadValueError, TraceError, did_you_mean
-from hetero.model.annotations import NOTES, TASK_NOTES, TaskParts
+from hetero.model.annotations import NOTES, TASK_NOTES, CollectiveDone, PhasesRun, TaskParts
 from hetero.model.commands import Commit, Fail, Free, Launch, Recommit, Run, RunGroup, Transfer, Warn
 from hetero.model.device import Device, DeviceType
 from hetero.model.events import (
@@ -32,6 +32,8 @@ from hetero.model.events import (
     TransferFinished,
     UtilisationReported,
 )
+from hetero.model.tasks import Request
+from hetero.report.phases import TOGETHER
 from hetero.report.quick import nothing_collected
 from hetero.report.record import Attempt, Outcome, RunRecord, TaskRecord, TransferRecord
 
@@ -126,6 +128,7 @@ class _Collector:
         self._last_end_s: list[float] = []
         self._moving: dict[tuple[int, str, str], list[tuple[float, int]]] = defaultdict(list)
         self._at_s = 0.0
+        self._requests: dict[str, Request] = {}
         self._take: dict[type, Callable[..., None]] = {
             TaskSubmitted: self._submitted,
             Run: self._launched,
@@ -150,6 +153,7 @@ class _Collector:
             Warn: lambda at_s, record: self._run.warnings.append((at_s, record.text)),
             **dict.fromkeys(NOTES, lambda at_s, record: self._run.notes.append(record)),
             TaskParts: self._timed,
+            PhasesRun: self._phased,
         }
         for device in devices:
             self._add(device)
@@ -325,6 +329,26 @@ class _Collector:
         elif task.commit is None:
             task.over_s = at_s
             task.failure = record.failure.message or record.failure.kind
+
+    # phases
+
+    def _phased(self, at_s: float, record: PhasesRun) -> None:
+        """Add a task for each phase of a step, so that it is shown and counted as any other."""
+        device = self._device(record.device)
+        self._run.notes.append(record)
+        request = self._requests.setdefault(record.device, Request(on=(record.device,)))
+        from_s = record.started_s
+        for name, seconds in zip(record.names, record.seconds, strict=False):
+            number, until_s = len(self._run.tasks) + 1, from_s + seconds
+            self._run.tasks[number] = TaskRecord(
+                name, name, (), (), request, from_s, over_s=until_s, commit=(1, record.device)
+            )
+            load_s = seconds if name == "read" else 0.0
+            self._run.attempts.append(Attempt(number, 1, device, from_s, from_s, until_s, inf, "unused", load_s=load_s))
+            if name in TOGETHER:
+                which = (number, 1, record.device, name, "between processes", device, len(self._run.devices))
+                self._run.notes.append(CollectiveDone(at_s, *which, 0, from_s, seconds, 1))
+            from_s = until_s
 
     # devices
 

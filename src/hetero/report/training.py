@@ -132,7 +132,8 @@ def _how_it_went(found: Training) -> str:
     epochs = f" in {len(found.epochs)} epoch{'s' if len(found.epochs) != 1 else ''}" if found.epochs else ""
     losses = [each.loss for each in found.steps] or [each.loss for each in found.epochs]
     end = found.epochs[-1].loss if found.epochs else losses[-1]
-    told = f"Training did {found.last_step:,} steps{epochs}; the loss went from {losses[0]:.4g} to {end:.4g}"
+    told = f"Training did {found.last_step:,} steps{epochs}"
+    told += f"; the loss went from {losses[0]:.4g} to {end:.4g}" if isfinite(losses[0]) and isfinite(end) else ""
     accuracy = found.epochs[-1].test_accuracy if found.epochs else float("nan")
     return told + (f", and {100.0 * accuracy:.1f} % of what was held back is right." if isfinite(accuracy) else ".")
 

@@ -22,7 +22,7 @@ from hetero.floor.errors import BadValueError
 from hetero.train.host_processes import LAUNCHED, RECORD, LaunchedProcess
 from hetero.train.shared_loader import Batch, SharedLoader, map_tensors, moved_to, samples_in
 
-__all__ = ["TrainingFleet", "init", "is_made_by"]
+__all__ = ["PlacedLoader", "TrainingFleet", "init", "is_made_by"]
 
 T = TypeVar("T")
 
@@ -192,7 +192,7 @@ class TrainingFleet:
             return self._prepared_optimizer(given)
         if isinstance(given, DataLoader):
             return self._prepared_loader(given)
-        if given is None or _is_helper(given) or isinstance(given, SharedLoader | _Placed):
+        if given is None or _is_helper(given) or isinstance(given, SharedLoader | PlacedLoader):
             return given
         if is_made_by(given, *_FRAMEWORKS):
             return self._prepared_framework(given)
@@ -209,7 +209,7 @@ class TrainingFleet:
         return optimizer
 
     def _prepared_loader(self, loader: DataLoader[Batch]) -> Batch:
-        return _Placed(loader, self)
+        return PlacedLoader(loader, self)
 
     def _prepared_framework(self, given: Batch) -> Batch:
         return given
@@ -409,7 +409,7 @@ class TrainingFleet:
             )
 
 
-class _Placed:
+class PlacedLoader:
     """A loader whose batches are moved to a device."""
 
     def __init__(self, loader: DataLoader[Batch], fleet: TrainingFleet) -> None:

@@ -82,6 +82,8 @@ class LaunchOptions:
         Of the random numbers that are keyed by sample.
     record
         How many steps the main process records, and in which folder, before all end: '3 FOLDER'; '' for none.
+    trace
+        File that the phases of each step of each process are written to; '' for none.
     """
 
     strict: bool = True
@@ -92,6 +94,7 @@ class LaunchOptions:
     prints: str = "main"
     seed: int = 0
     record: str = ""
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from hetero.train.host_processes import (
     ProcessStopped,
 )
 from hetero.train.launch_hosts import SILENT_S, OtherHost, ScriptPackage, package_of, started_on
+from hetero.train.launch_trace import LaunchTrace
 
 if TYPE_CHECKING:
     from hetero.engines.ray.cluster import Cluster
@@ -238,6 +239,7 @@ class _Launcher:
         self._main = 0
         self._lost_main = ""
         self._asking: dict[int, tuple[Line, object, str, float]] = {}
+        self._trace = LaunchTrace(Path(options.trace), script, devices) if options.trace else None
 
     def run(self) -> int:
         """Start, serve and wait."""
@@ -253,6 +255,8 @@ class _Launcher:
             return self._verdict()
         finally:
             self._end_all()
+            if self._trace is not None:
+                self._trace.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -282,6 +286,8 @@ class _Launcher:
         for rank, device in enumerate(devices):
             told = self._told(rank, device, names, hosts)
             starts.setdefault(device.host, []).append((told, device))
+            if self._trace is not None and not told.checks:
+                self._trace.started(rank)
             self._started.append(_Started(rank, told.name, of_hosts.get(device.host)))
         for name, host in of_hosts.items():
             host.send("start", self._elsewhere.package, starts[name])
@@ -346,6 +352,8 @@ class _Launcher:
         each = self._started[change.rank]
         if isinstance(change, ProcessEnded):
             each.code, each.last_line, each.ended_s = change.code, change.last_line, clock.monotonic_s()
+            if self._trace is not None:
+                self._trace.ended(each.rank, change.code)
         elif each.host is None and self._may_lose(each):
             self._here.kill(each.rank)
         elif not each.dismissed:
@@ -375,6 +383,11 @@ class _Launcher:
             self._started[rest[0]].dismissed = True
         elif word == "note":
             _tell(f"hetero: {single_line(rest[0])}")
+            if self._trace is not None:
+                self._trace.news(single_line(rest[0]))
+        elif word == "phases" and self._trace is not None:
+            rank, day_s, steps = rest
+            self._trace.told(rank, day_s, steps, is_here=self._started[rank].host is None)
         elif word == "report":
             sys.stdout.write(f"{rest[0]}\n")
             sys.stdout.flush()

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from hetero.backends.cpu import hold_threads
+from hetero.floor import clock
 from hetero.floor.errors import BadValueError
 from hetero.train import fleet, global_norm
 from hetero.train import script_mistakes as mistakes
@@ -33,7 +34,8 @@ from hetero.train.process_group import ProcessGroup
 from hetero.train.recovery import Recovery, T
 from hetero.train.reducer import Reducer
 from hetero.train.shared_batches import SharedBatches, StepClock
-from hetero.train.shared_loader import Batch, SharedLoader, map_tensors, moved_to
+from hetero.train.shared_loader import Batch, SharedLoader, map_tensors, moved_to, samples_in
+from hetero.train.step_phases import StepPhases
 from hetero.train.step_records import record_steps
 from hetero.train.summed_values import SummedValues
 from hetero.train.whole_draws import Rows
@@ -44,6 +46,7 @@ _autograd_backward = torch.autograd.backward
 _CLOSE = {torch.float32: 1e-3, torch.float64: 1e-3}
 _ROUGH = 3e-2
 _COMPARED_EVERY = 64
+_END = object()
 
 
 class Member(fleet.TrainingFleet):
@@ -51,6 +54,7 @@ class Member(fleet.TrainingFleet):
 
     def __init__(self, told: LaunchedProcess) -> None:
         super().__init__()
+        begun_s = clock.monotonic_s()
         self._processes = ProcessGroup(told)
         self.rank, self.devices, self.device = told.rank, told.devices, self._processes.device
         if self.device.type == "cpu":
@@ -59,6 +63,9 @@ class Member(fleet.TrainingFleet):
             getattr(torch, self.device.type).set_device(self.device)
         self._options = told.options
         step_clock = StepClock(self._processes, told.throttle_frac)
+        if told.options.trace and not told.checks:
+            step_clock = StepPhases(self._processes, told.throttle_frac, begun_s)
+        self._clock = step_clock
         self._summed = SummedValues(self)
         self._batches = SharedBatches(self._processes, told.options, step_clock, self._summed)
         self._reducer = Reducer(self._processes, self._batches, told.options, step_clock)
@@ -69,6 +76,11 @@ class Member(fleet.TrainingFleet):
         if self.world_size > 1:
             self._take_over()
         atexit.register(self._processes.close)
+        if isinstance(step_clock, StepPhases):
+            atexit.register(step_clock.finish)
+            self._processes.when_alone.append(step_clock.alone)
+            if self._processes.is_alone:
+                step_clock.alone()
         if told.options.record:
             record_steps(told.options.record, self)
 
@@ -182,7 +194,7 @@ class Member(fleet.TrainingFleet):
     def _prepared_loader(self, loader: DataLoader[Batch]) -> Batch:
         self._batches.has_loader = True
         if self._processes.is_alone:
-            return super()._prepared_loader(loader)
+            return _TimedLoader(loader, self, self._clock)
         group = self._processes.all
         table = np.zeros((group.world_size, 2))
         table[group.rank] = mistakes.loader_numbers(loader)
@@ -407,6 +419,24 @@ class Member(fleet.TrainingFleet):
             with self._processes.ended_together():
                 self._processes.all.all_reduce(np.zeros(1))
             self._processes.commit()
+
+
+class _TimedLoader(fleet.PlacedLoader):
+    """A loader of one process from the beginning, of which a clock is told when it reads."""
+
+    def __init__(self, loader: DataLoader[Batch], member: Member, step_clock: StepClock) -> None:
+        super().__init__(loader, member)
+        self._clock = step_clock
+
+    def __iter__(self) -> Iterator[Batch]:
+        batches = super().__iter__()
+        while True:
+            self._clock.script_ends()
+            batch = next(batches, _END)
+            if batch is _END:
+                return
+            self._clock.handed(samples_in(batch) or 0)
+            yield batch
 
 
 class _InModel:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import NamedTuple, NoReturn
 
@@ -129,6 +129,8 @@ class ProcessGroup:
         Functions that return a note on an error that ends the script, or None.
     when_lost
         What is called when the group was made anew without a process that was lost.
+    when_leaving
+        What is called before this process ends, as it is not needed any more.
     """
 
     def __init__(self, told: LaunchedProcess) -> None:
@@ -141,6 +143,7 @@ class ProcessGroup:
         self.when_alone: list[Callable[[], None]] = []
         self.explanations: list[Callable[[BaseException], str | None]] = []
         self.when_lost: list[Callable[[], None]] = []
+        self.when_leaving: list[Callable[[], None]] = []
         self._timeout_s = told.options.timeout_s
         self._hosts = told.hosts
         self._recovers = self._has_said_so = False
@@ -307,6 +310,8 @@ class ProcessGroup:
 
     def leave(self) -> NoReturn:
         """End this process without what the script does at its end; the others go on without it."""
+        for call in self.when_leaving:
+            call()
         self._line.send("done", self.rank)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -335,6 +340,11 @@ class ProcessGroup:
         if (of_each or self.is_first) and words not in self._noted:
             self._noted.add(words)
             self._line.send("note", words)
+
+    def tell_phases(self, steps: Sequence[tuple[object, ...]]) -> None:
+        """Tell the launching program what the phases of steps took; see `hetero.train.step_phases`."""
+        with suppress(LineClosedError):
+            self._line.send("phases", self.rank, clock.wall_time_s() - clock.monotonic_s(), steps)
 
     @contextmanager
     def ended_together(self) -> Iterator[None]:

@@ -477,7 +477,7 @@ class Reducer:
         self.loss = None if numbers[2] or is_of_none else float(numbers[0]) * ratio
         first = self._processes.members[0]
         self._batches.learn(each_s, steps_s[first], owns_s[first])
-        self._clock.restart()
+        self._clock.exchanged(each_s, self.loss)
 
     def _table(self, busy_s: float) -> NDArray[np.float64]:
         """Return what each process tells of itself, a column for each of them, with the own one filled in."""

@@ -74,6 +74,16 @@ class StepClock:
         self._begun_s, self._waited_s = clock.monotonic_s(), self._processes.waited_s
         self._throttle.restart()
 
+    def script_ends(self) -> None:
+        """Record that the script wants a batch; `StepPhases` keeps this and the two that follow."""
+
+    def handed(self, samples: int) -> None:
+        """Record that it gets one."""
+
+    def exchanged(self, busy_s: Sequence[float], loss: float | None) -> None:
+        """Record that gradients were exchanged, with the own work of each process, s, and the loss of the batch."""
+        self.restart()
+
     def busy_s(self) -> float:
         """Return the time of own work since the last restart, s; a throttled device sleeps before."""
         if self._throttle.active:
@@ -199,6 +209,7 @@ class SharedBatches:
 
     def begin_batches(self, source: object) -> None:
         """Record that a loader begins an epoch, before which a device may be left out."""
+        self._clock.script_ends()
         self._begins = True
         if not self._wanted or self.order.ahead or self.has_unsynced or not self.order.is_done(source):
             return
@@ -249,6 +260,7 @@ class SharedBatches:
 
     def between_batches(self) -> None:
         """Record that what is drawn from here on is not for a part of a batch."""
+        self._clock.script_ends()
         self.draws.rows = None
 
     def end_of_batches(self, source: object) -> None:
@@ -266,10 +278,12 @@ class SharedBatches:
             self.current = found
         if not self._processes.is_alone:
             self.order.holds(tensors_in(found))
+        self._clock.handed(self.rows.count)
         return found
 
     def split(self, batch: Batch, dim: int) -> Batch:
         """Return the own rows of a batch that the script made itself."""
+        self._clock.script_ends()
         samples = samples_in(batch, dim)
         if samples is None and isinstance(batch, list):
             samples = len(batch)

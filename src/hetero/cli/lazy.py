@@ -86,15 +86,13 @@ def lazy_group(
             if today is not None:
                 program = ctx.find_root().command_path
                 note(ctx, f"{program} {today.old}", f"{program} {today.new}")
+            words = args if today is None else today.words
+            two = " ".join(words[:2])
             try:
-                return super().parse_args(ctx, args if today is None else today.words)
+                return super().parse_args(ctx, [two, *words[2:]] if two in entries else words)
             except BaseException:
                 warn_of_noted(ctx)
                 raise
-
-        def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-            two = " ".join(args[:2])
-            return super().resolve_command(ctx, [two, *args[2:]] if two in entries else args)
 
         def format_commands(self, ctx: object, formatter: Any) -> None:
             for section in dict.fromkeys(entry.section for entry in entries.values()):

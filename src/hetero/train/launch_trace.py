@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from hetero.comm.lines import Message
 from hetero.drive.trace import TraceWriter
 from hetero.floor import clock
 from hetero.model.annotations import PhasesRun, TrainingNews, TrainingStep
@@ -51,7 +51,7 @@ class LaunchTrace:
         self._until_s: dict[int, float] = {}
         self._numbers = dict.fromkeys(range(len(devices)), 0)
         self._is_ready: set[int] = set()
-        self._open: dict[int, dict[int, tuple[Any, ...]]] = {}
+        self._open: dict[int, dict[int, Message]] = {}
         self._step_told_s = -_TOLD_EVERY_S
 
     @property
@@ -62,7 +62,7 @@ class LaunchTrace:
         """Record that a process was started."""
         self._until_s[rank] = self._now_s
 
-    def told(self, rank: int, day_s: float, steps: Sequence[tuple[Any, ...]], *, is_here: bool) -> None:
+    def told(self, rank: int, day_s: float, steps: Sequence[Message], *, is_here: bool) -> None:
         """Record steps that a process tells of.
 
         Parameters
@@ -98,7 +98,7 @@ class LaunchTrace:
         self._writer.write(note)
         self._until_s[rank] = end_s
 
-    def _step(self, rank: int, number: int, told: tuple[Any, ...]) -> None:
+    def _step(self, rank: int, number: int, told: Message) -> None:
         """Record a step of training when all processes that took part have told of it; a few a second."""
         rows = self._open.setdefault(number, {})
         rows[rank] = told

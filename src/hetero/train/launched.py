@@ -294,12 +294,12 @@ class Member(fleet.TrainingFleet):
 
     @property
     def loss(self) -> float | None:
-        """Of the whole batch, in the last backward pass; None where it is not known."""
+        """Return that of the whole batch, in the last backward pass; None where it is not known."""
         return None if self._processes.is_alone else self._reducer.loss
 
     @property
     def is_rough(self) -> bool:
-        """Whether numbers are those of different kinds of device, or computed in half precision."""
+        """Return whether numbers are those of different kinds of device, or computed in half precision."""
         return self._reducer.first_steps.rough
 
     def end(self) -> NoReturn:

@@ -342,7 +342,7 @@ class ProcessGroup:
             self._line.send("note", words)
 
     def tell_phases(self, steps: Sequence[tuple[object, ...]]) -> None:
-        """Tell the launching program what the phases of steps took; see `hetero.train.step_phases`."""
+        """Notify the launching program of what the phases of steps took; see `hetero.train.step_phases`."""
         with suppress(LineClosedError):
             self._line.send("phases", self.rank, clock.wall_time_s() - clock.monotonic_s(), steps)
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ _LEAST = 1e-30
 _OF_ROUNDING = 3.0
 _KINDS = ("initial value", "gradient", "value")
 
-Numbers = NDArray[np.floating[Any]]
+Numbers = NDArray[np.float64]
 
 
 class ScriptEndedError(HeteroError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from hetero.floor import clock
 from hetero.train.process_group import ProcessGroup
 from hetero.train.shared_batches import StepClock
+from hetero.train.shared_loader import Batch
 
 __all__ = ["StepPhases", "ToldStep"]
 
@@ -157,7 +158,7 @@ class StepPhases(StepClock):
         """Go on where this process has all of each batch, and torch's own functions are back."""
         backward = torch.autograd.backward
 
-        def timed(*args: Any, **options: Any) -> None:
+        def timed(*args: Batch, **options: Batch) -> None:
             if self._has_stepped:
                 self._close()
             self._mark("forward")
@@ -168,6 +169,7 @@ class StepPhases(StepClock):
 
     def finish(self) -> None:
         """Send what was not sent yet: the process ends."""
-        self._mark("end")
-        self._close()
-        self._send()
+        if self._processes.is_own:
+            self._mark("end")
+            self._close()
+            self._send()

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from hetero.train.shared_loader import Batch
 
 __all__ = ["RecordedRun", "record_steps"]
 
@@ -85,7 +87,7 @@ class _PlainRun:
         self._is_within = False
         backward, enter = torch.autograd.backward, torch.autocast.__enter__
 
-        def recorded(tensors: Any, *args: Any, **options: Any) -> None:
+        def recorded(tensors: Batch, *args: Batch, **options: Batch) -> None:
             if not self._is_within:
                 self.loss = _only_value(tensors)
             before, self._is_within = self._is_within, True
@@ -183,7 +185,7 @@ class _Recorder:
         for index, (each, gradient) in enumerate(zip(parameters, gradients, strict=True)):
             arrays[f"gradient-{index}"] = _numbers(torch.zeros_like(each) if gradient is None else gradient)
             arrays[f"value-{index}"] = _numbers(each)
-        named: dict[str, Any] = {"about": np.array(json.dumps(about)), **arrays}
+        named: dict[str, Batch] = {"about": np.array(json.dumps(about)), **arrays}
         np.savez(self._folder / f"step-{self._done}.npz", **named)
 
 

@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -1132,6 +1133,13 @@ def test_whatever_a_dataset_keeps_or_reads_is_looked_at(
     assert difference(before, found()) == ""
     change(data)
     assert difference(before, found()) == name
+
+
+def test_what_a_path_remembers_of_itself_is_no_change() -> None:
+    folder = Path("data")
+    before = fingerprint([folder])
+    assert str(folder)
+    assert before == fingerprint([folder])
 
 
 def test_a_loader_that_drops_its_last_batch_from_now_on_is_another_one() -> None:

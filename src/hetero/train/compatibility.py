@@ -437,8 +437,8 @@ def class_values(kind: type) -> dict[str, object]:
 
 
 def _attributes(value: object) -> dict[str, object]:
-    """Return what an object holds, in slots too, and what its class holds for all of them."""
-    slots = [each for kind in type(value).__mro__ for each in vars(kind).items()]
+    """Return what an object holds, in slots of the program's own classes too, and what these hold for all of them."""
+    slots = [each for kind in _own_kinds(type(value)) for each in vars(kind).items()]
     names = [name for name, slot in slots if isinstance(slot, types.MemberDescriptorType)]
     held = {name: getattr(value, name) for name in names if hasattr(value, name)}
     return {**class_values(type(value)), **held, **getattr(value, "__dict__", {})}
@@ -446,10 +446,10 @@ def _attributes(value: object) -> dict[str, object]:
 
 @functools.cache
 def _is_installed(module: str) -> bool:
-    if f"{module}.".startswith(_LIBRARIES):
+    if f"{module}.".startswith(_LIBRARIES) or module.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
         return True
     file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return module == "builtins" or any(part in file for part in ("site-packages", "dist-packages"))
+    return any(part in file for part in ("site-packages", "dist-packages"))
 
 
 def _state_of(model: torch.nn.Module, optimizer: object) -> Iterator[tuple[str, object]]:

@@ -56,6 +56,7 @@ def njit_in_place(function: Function) -> Function:
 
     Notes
     -----
+    What would let Python call it takes a third of the time of compiling, and is left out: its `py_func` can be called.
     numba counts the references to every array of a tuple at each use. Where nothing is made nothing needs counting,
     and inner loops over a tuple of arrays run three to four times as fast without.
     """

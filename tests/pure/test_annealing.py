@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from hetero.plan.bounds.graph import least_tails
+from hetero.plan.compiled import njit
 from hetero.plan.graph_search.annealing import Annealing
 from hetero.plan.graph_search.annealing_kernels import walk
-from hetero.plan.graph_search.walk_kernels import AT, HEADS, NOW, TAILS, begin, settle
+from hetero.plan.graph_search.walk_kernels import AT, HEADS, NOW, TAILS, Walk, begin, settle
 from hetero.plan.planners.heuristics import planner
 from hetero.plan.planners.list_scheduling import timed_schedule
 from hetero.plan.problem import Problem
@@ -53,13 +54,18 @@ def test_the_longest_path_through_each_task_ends_no_later_than_the_makespan(anne
     assert (w.finish_s + w.rest_s).max() == pytest.approx(makespan_s, rel=1e-12)
 
 
+@njit
+def _settle(p: Problem, w: Walk, forward: bool) -> None:
+    settle(p, w, forward)  # which compiled functions alone can call
+
+
 @pytest.mark.slow
 def test_the_makespan_is_certain_at_both_ends_of_the_order_and_the_best_is_kept(annealing: Annealing) -> None:
     p, w = annealing.problem, annealing.walk
     rng = np.random.default_rng(9)
     for end in (True, False, True, False):
         annealing.batch(30, rng)
-        getattr(settle, "py_func", settle)(p, w, end)  # compiled ones can call it, and nothing else
+        _settle(p, w, end)
         timed = timed_schedule(p, w.order.copy(), w.device.copy())
         assert w.span_s[NOW] == pytest.approx(timed.makespan_s, rel=1e-12)
         assert annealing.makespan_s == annealing.best().makespan_s <= timed.makespan_s * (1.0 + 1e-12)

@@ -52,11 +52,11 @@ def _forget_other_versions(made: Any) -> None:
 
 
 def njit_in_place(function: Function) -> Function:
-    """Compile a function that makes no array and is called by compiled ones, into each of them.
+    """Compile a function that makes no array and is called by compiled ones alone, into each of them.
 
     Notes
     -----
-    What would let Python call it takes a third of the time of compiling, and is left out: its `py_func` can be called.
+    What would let Python call it takes a third of the time of compiling, and is left out.
     numba counts the references to every array of a tuple at each use. Where nothing is made nothing needs counting,
     and inner loops over a tuple of arrays run three to four times as fast without.
     """

@@ -67,6 +67,7 @@ def test_one_device_has_phases_too(tmp_path: Path) -> None:
     (notes,) = without_gap(run).values()
     steps = [each for each in notes if "update" in each.names]
     assert [each.names for each in steps] == [("read", "forward", "backward", "update", "script")] * 8
+    assert "Training did 8 steps." in find(run).sentences
 
 
 @pytest.mark.slow
@@ -77,11 +78,13 @@ def test_a_device_that_is_left_out_ends_and_the_other_goes_on_telling(tmp_path: 
     told = without_gap(run)
     main, other = told["h0/cpu:1"], told["h0/cpu:0"]
     assert other[-1].names[-1] == "end"
-    after = [each for each in main if each.started_s > other[-1].at_s and "update" in each.names]
+    after = [each for each in main if each.started_s > other[-1].started_s and "update" in each.names]
     assert after
     assert all({"read", "forward", "backward"} <= set(each.names) for each in after)
     assert not any("exchange" in each.names for each in after)
-    assert any("left out" in words for words in find(run).sentences)
+    sentences = find(run).sentences
+    assert any("left out" in words for words in sentences)
+    assert any(words.startswith("Training did 264 steps; the loss went") for words in sentences)
 
 
 def test_a_trace_that_cannot_be_written_is_told_of_before_anything_starts(tmp_path: Path) -> None:

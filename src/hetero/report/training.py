@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, nan
 from statistics import median
 
 from hetero.floor.units import format_bytes, format_seconds
@@ -130,7 +130,7 @@ def sentences(found: Training) -> list[str]:
 
 def _how_it_went(found: Training) -> str:
     epochs = f" in {len(found.epochs)} epoch{'s' if len(found.epochs) != 1 else ''}" if found.epochs else ""
-    losses = [each.loss for each in found.steps] or [each.loss for each in found.epochs]
+    losses = [each.loss for each in found.steps if isfinite(each.loss)] or [each.loss for each in found.epochs] or [nan]
     end = found.epochs[-1].loss if found.epochs else losses[-1]
     told = f"Training did {found.last_step:,} steps{epochs}"
     told += f"; the loss went from {losses[0]:.4g} to {end:.4g}" if isfinite(losses[0]) and isfinite(end) else ""

@@ -53,6 +53,7 @@ class LaunchTrace:
         self._is_ready: set[int] = set()
         self._open: dict[int, dict[int, Message]] = {}
         self._step_told_s = -_TOLD_EVERY_S
+        self._last: TrainingStep | None = None
 
     @property
     def _now_s(self) -> float:
@@ -80,7 +81,9 @@ class LaunchTrace:
             if rank not in self._is_ready:
                 self._start_up(rank, begin_s, _of("prepare", names, seconds))
             self._phases(rank, begin_s, names, seconds)
-            if busy_s:
+            if busy_s or "update" in names:
+                own_s = _of("forward", names, seconds) + _of("backward", names, seconds)
+                busy_s = busy_s or tuple(own_s if each == rank else 0.0 for each in range(len(self._devices)))
                 self._numbers[rank] += 1
                 step = (self._until_s[rank], sum(seconds), _of("exchange", names, seconds), samples, loss, busy_s)
                 self._step(rank, self._numbers[rank], step)
@@ -108,13 +111,14 @@ class LaunchTrace:
             return
         del self._open[number]
         at_s, seconds, exchange_s, _, loss, _ = rows[members[0]]
-        if at_s - self._step_told_s < _TOLD_EVERY_S:
-            return
-        self._step_told_s = at_s
         names = tuple(self._devices[each].short for each in members)
         samples = tuple(rows[each][3] for each in members)
         own_s = tuple(busy_s[each] for each in members)
-        self._writer.write(TrainingStep(at_s, number, loss, seconds, exchange_s, names, samples, own_s))
+        self._last = TrainingStep(at_s, number, loss, seconds, exchange_s, names, samples, own_s)
+        if at_s - self._step_told_s >= _TOLD_EVERY_S:
+            self._step_told_s = at_s
+            self._writer.write(self._last)
+            self._last = None
 
     def news(self, text: str) -> None:
         """Record what people were told."""
@@ -133,7 +137,9 @@ class LaunchTrace:
                 self._writer.write(DeviceLost(now_s, self._devices[rank].id, "its process was killed", True, 0))
 
     def close(self) -> None:
-        """End the file."""
+        """End the file, with the last step, however soon it came after the one before."""
+        if self._last is not None:
+            self._writer.write(self._last)
         self._writer.close()
 
 

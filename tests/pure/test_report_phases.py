@@ -122,7 +122,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def told(trace: LaunchTrace, rank: int, began_s: float, samples: int, *, is_here: bool = True) -> None:
-    """Tell of a step of 1 s; the clock of another host is 50 s ahead of this one's."""
+    """Record a step of 1 s; the clock of another host is 50 s ahead of this one's."""
     step = (began_s, ("prepare", "read", "backward", "exchange"), (0.25, 0.25, 0.25, 0.25), samples, 0.5, (0.5, 0.25))
     trace.told(rank, 5000.0 if is_here else 4950.0, [step], is_here=is_here)
 

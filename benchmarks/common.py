@@ -255,7 +255,7 @@ class Bench:
         at_least: float | None = None,
     ) -> None:
         """Keep a figure beside what was aimed at."""
-        self.claims.append(Claim(what, value, rival, unit, at_most, at_least))
+        self.claims.append(Claim(what, float(value), rival, unit, at_most, at_least))
 
     def note(self, **facts: Any) -> None:
         """Keep whatever else belongs to the result: sizes, devices, what stands in the way of a figure."""

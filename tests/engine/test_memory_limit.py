@@ -89,3 +89,23 @@ def test_a_limit_that_cannot_be_enforced_is_told(
     with context(LIMITED, isolation="thread" if why == "a thread" else "process") as ctx:
         assert ctx.run(takes, 400_000_000) == "cpu:0"
     assert [line for line in caplog.messages if "memory_limit of cpu:0 keeps out tasks that ask for more" in line]
+
+
+def runs_out(_: object) -> None:
+    raise MemoryError("mine")
+
+
+def passed(value: object) -> object:
+    return value
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_the_task_that_does_not_fit_is_named_by_all_that_fail_with_it(isolation: str) -> None:
+    text = "^runs_out does not fit into the memory of any device that may run it: MemoryError: mine; raise"
+    with hetero.Context(devices="1xcpu", isolation=isolation, history=False) as ctx:
+        first = ctx.submit(runs_out, 1)
+        for future in (first, ctx.submit(passed, first), ctx.submit(passed, [ctx.submit(passed, first)])):
+            with pytest.raises(OutOfDeviceMemoryError, match=text):
+                future.result(60)
+        with pytest.raises(OutOfDeviceMemoryError, match=text):
+            list(ctx.executor().map(runs_out, [1, 2, 3], chunksize=2))

@@ -27,6 +27,7 @@ import pytest
 import hetero
 from hetero.drive.frame import MOST_DEEP, current
 from hetero.drive.trace_read import read_trace
+from hetero.errors import SerialisationError
 from hetero.model.annotations import NestedRun
 from hetero.model.events import TaskFinished
 from hetero.session import runs
@@ -631,6 +632,49 @@ def test_instances_of_the_programs_slotted_classes_come_back_as_its_own(tmp_path
     path.write_text(SLOTTED_PROGRAM)
     ended = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120, check=False)
     assert (ended.stdout, ended.stderr) == ("all came back\n", "")
+
+
+C_PROGRAM = """
+import ctypes, hetero
+class Packed(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = [("low", ctypes.c_byte), ("high", ctypes.c_int)]
+class Either(ctypes.Union):
+    _anonymous_ = ("parts",)
+    _fields_ = [("parts", Packed), ("octets", ctypes.c_ubyte * 5)]
+def doubled(value):
+    value.high *= 2
+    return value
+def backwards(values):
+    return type(values)(*reversed(list(values)))
+if __name__ == "__main__":
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
+        made = Either()
+        made.low, made.high = 7, 300
+        for _ in range(2):
+            made = ctx.run(doubled, made)
+        assert type(made) is Either and ctypes.sizeof(made) == 5 and (made.low, made.high) == (7, 1200), made
+        assert list(made.octets) == [7, 176, 4, 0, 0], list(made.octets)
+        row = ctx.run(backwards, (ctypes.c_int * 3)(1, 2, 3))
+        assert type(row) is ctypes.c_int * 3 and list(row) == [3, 2, 1], row
+        grid = ctx.run(list, ((ctypes.c_float * 2) * 2)((1, 2), (3, 4)))
+        assert [list(each) for each in grid] == [[1, 2], [3, 4]]
+"""
+
+
+def test_structures_and_arrays_of_c_travel(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(C_PROGRAM)
+    ended = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_view_that_cannot_be_made_again_is_refused_where_it_is_given() -> None:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
+        for dtype in ("e", ">i4", "g"):
+            with pytest.raises(SerialisationError, match=r"an argument of 'len' cannot travel.*memoryview of format"):
+                ctx.run(len, memoryview(np.arange(3, dtype=dtype)))
+        assert ctx.run(memoryview.tolist, memoryview(np.arange(3.0))) == [0.0, 1.0, 2.0]
 
 
 # --- initializer -------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hetero.core.eligibility import Eligibility
 from hetero.core.estimates import EstimateRows
@@ -463,6 +463,9 @@ class TaskLifecycle:
                 self._quarantine.ended(state, well=False)
             commands.append(Split(state.task.id))
         else:
+            if failure.kind == "out_of_memory":  # those that need its value fail by the same words
+                text = f"{state.task.name} does not fit into the memory of any device that may run it"
+                failure = replace(failure, message=f"{text}: {failure.message}")
             self.fail(state, failure, commands)
 
     def _out_of_memory(self, state: TaskState, device: DeviceState, failure: Failure, commands: list[Command]) -> None:

@@ -374,10 +374,11 @@ def _chunks(items: Iterable[object], size: int) -> Iterator[tuple[object, ...]]:
 
 
 class _Chunk:
-    """Calls a function for each item of a chunk."""
+    """Calls a function for each item of a chunk, and goes by its name."""
 
     def __init__(self, function: Callable[..., object]) -> None:
         self.function = function
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
 
     def __call__(self, chunk: tuple[Any, ...]) -> list[object]:
         return [self.function(*items) for items in chunk]

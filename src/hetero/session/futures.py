@@ -451,9 +451,9 @@ def _end_wait(ended: asyncio.Future[None]) -> None:
 
 def exception_of(failure: Failure, task: int, name: str) -> BaseException:
     """Return the exception that a future raises for a failure of its task."""
-    if failure.kind == "out_of_memory" and not _was_raised_from(failure.payload):
-        problem = f"{name} does not fit into the memory of any device that may run it: {failure.message}"
-        unfit = OutOfDeviceMemoryError(problem, remedy="raise memory_limit, or give the task split= and merge=")
+    own_words = isinstance(failure.payload, OutOfDeviceMemoryError) or _was_raised_from(failure.payload)
+    if failure.kind == "out_of_memory" and not own_words:
+        unfit = OutOfDeviceMemoryError(failure.message, remedy="raise memory_limit, or give the task split= and merge=")
         unfit.__cause__ = failure.payload if isinstance(failure.payload, BaseException) else None
         return unfit
     if isinstance(failure.payload, BaseException):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
+import operator
 import pickle
 import struct
 import threading
@@ -56,6 +57,7 @@ _HEADER = struct.Struct("<Q")
 _LARGEST_BYTES = 1 << 40
 _PLAIN_KINDS = frozenset("biufc")
 _TEXT_KINDS = frozenset("MmSU")
+_VIEW_KINDS = frozenset("cbBhHiIlLqQnNfdP?")  # what memoryview.cast takes
 
 
 Kept = TypeVar("Kept")
@@ -139,7 +141,7 @@ def _reduce_own(value: torch.Tensor) -> object:
 def _reduce_view(value: memoryview) -> object:
     """Reduce a view to a copy of its bytes, of the same format and shape; raises TypeError where none can be made."""
     kind, shape = value.format.lstrip("@"), value.shape or ()
-    if len(kind) > 1 or (0 in shape and len(shape) > 1):
+    if kind not in _VIEW_KINDS or (0 in shape and len(shape) > 1):
         raise TypeError(f"cannot pickle a memoryview of format {value.format!r} and shape {shape}")
     return _view, (value.tobytes() if value.readonly else bytearray(value.tobytes()), kind, shape)
 
@@ -155,18 +157,29 @@ class _PlainPickler(pickle.Pickler):
 @functools.cache
 def cloud_pickler() -> Any:
     """Return the pickler of what plain pickle cannot carry, made when it is first needed."""
+    import ctypes
+
     import cloudpickle
+
+    c_types = (ctypes.Structure, ctypes.Union, ctypes.Array)
 
     class CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, value: object) -> object:
             reduced = _reduce_own(value)
             if reduced is NotImplemented and type(value).__module__ == "torch":
                 reduced = _reduce_tensor(value)
+            if reduced is NotImplemented and isinstance(value, type(ctypes.Array)):
+                of, length = value._type_, value._length_
+                reduced = (operator.mul, (of, length)) if of * length is value else reduced
+            if type(value) is type and issubclass(value, type) and value.__module__ == "_ctypes":
+                reduced = type, (next(each for each in c_types if type(each) is value),)
             if reduced is not NotImplemented:
                 return reduced
             reduced = super().reducer_override(value)
             if isinstance(value, type) and "__slots__" in vars(value) and isinstance(reduced, tuple):
                 return _with_slots(value, reduced)
+            if isinstance(value, type(ctypes.Structure) | type(ctypes.Union)) and isinstance(reduced, tuple):
+                return _with_fields(reduced)
             return reduced
 
     return CloudPickler
@@ -191,6 +204,14 @@ def _with_slots(kind: type, reduced: tuple[Any, ...]) -> tuple[object, ...]:
         if name != "__slots__" and getattr(value, "__objclass__", None) is not kind
     }
     return make, (*given, {**keywords, "__slots__": slots}, tracker, extra), (content, *others), *rest
+
+
+def _with_fields(reduced: tuple[Any, ...]) -> tuple[object, ...]:
+    """Return how a structure of C travels by value: made with its fields, which are final from then on."""
+    make, (*given, keywords, tracker, extra), (content, *others), *rest = reduced
+    content = {name: value for name, value in content.items() if type(value).__name__ != "CField"}
+    own = {name: content.pop(name) for name in ("_pack_", "_anonymous_", "_fields_") if name in content}
+    return make, (*given, {**keywords, **own}, tracker, extra), (content, *others), *rest
 
 
 def _reduce_tensor(value: torch.Tensor) -> object:

@@ -161,7 +161,9 @@ def test_other_precisions(teams: dict[int, Team], kind: Any, tolerance: float) -
 def test_statistics_of_half_precision_are_of_single(teams: dict[int, Team]) -> None:
     x = (torch.arange(600.0).reshape(300, 2) % 7 + 100).bfloat16()
     layer = nn.BatchNorm1d(2, momentum=1.0)
-    teams[2].run(lambda rank: layer(x.split((1, 299))[rank]) if rank == 0 else copy.deepcopy(layer)(x.split((1, 299))[1]))
+    teams[2].run(
+        lambda rank: layer(x.split((1, 299))[rank]) if rank == 0 else copy.deepcopy(layer)(x.split((1, 299))[1])
+    )
     torch.testing.assert_close(layer.running_mean, x.float().mean(0), rtol=1e-6, atol=0)
 
 

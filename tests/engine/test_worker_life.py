@@ -669,6 +669,95 @@ def test_structures_and_arrays_of_c_travel(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+FUNCTOOLS_PROGRAM = """
+import functools, hetero
+@functools.lru_cache
+def fibonacci(n):
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+@functools.cache
+def power(x, *, k=2):
+    "of x"
+    return x**k
+class Part:
+    def __init__(self, x):
+        self.x = x
+    @functools.cached_property
+    def double(self):
+        return self.x * 2
+    @classmethod
+    @functools.cache
+    def more(cls, y):
+        return cls, y + 1
+class Below(Part):
+    pass
+@functools.singledispatch
+def shown(value):
+    "of any"
+    return repr(value)
+@shown.register
+def _(value: list):
+    return [shown(each) for each in value]
+@shown.register(Part)
+def _(value):
+    return value.double
+def uses(n):
+    return fibonacci(n), power(n), power.__doc__, power.__name__, power.cache_info()[1:]
+def of(part):
+    return part.double, isinstance(part, Part), Part.more(3) == (Part, 4)
+if __name__ == "__main__":
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
+        assert ctx.run(fibonacci, 20) == 6765
+        assert ctx.run(uses, 10) == (55, 100, "of x", "power", (1, None, 1))
+        assert ctx.run(of, Below(4)) == (8, True, True)
+        assert ctx.run(Below.more, 4) == (Below, 5)
+        assert ctx.run(shown, [1, [Part(2)], "a"]) == ["1", [4], "'a'"]
+"""
+
+
+def test_functions_that_keep_results_or_choose_by_type_travel(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(FUNCTOOLS_PROGRAM)
+    ended = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+SEEN_PROGRAM = """
+import os, sys, warnings, hetero
+def seen():
+    return hash("word"), sys.argv, os.environ.get("PYTHONHASHSEED"), sys.flags.utf8_mode, sys.flags.optimize
+def ends():
+    os._exit(3)
+def warned():
+    warnings.warn("odd", FutureWarning)
+if __name__ == "__main__":
+    found = []
+    for _ in range(2):
+        with hetero.Context(devices="2xcpu", history=False) as ctx:
+            on = [hetero.task(seen, on=f"cpu:{index}") for index in range(2)]
+            found += [ctx.run(each) for each in on]
+            assert isinstance(ctx.submit(ends).exception(), hetero.errors.HeteroError)
+            found += [ctx.run(each) for each in on]
+            assert isinstance(ctx.submit(warned).exception(), FutureWarning)
+    assert all(each == found[0] for each in found), found
+    assert found[0][1:] == seen()[1:], (found[0], seen())
+    print(found[0][0] == hash("word"))
+"""
+
+
+@pytest.mark.parametrize("seed", ["", "7"])
+def test_all_workers_see_the_hashes_arguments_and_options_of_one_program(tmp_path: Path, seed: str) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(SEEN_PROGRAM)
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONHASHSEED"}
+    environment |= {"PYTHONHASHSEED": seed} if seed else {}
+    options = ["-W", "error::FutureWarning", "-X", "utf8"]
+    ended = subprocess.run(
+        [sys.executable, *options, path, "--rate", "5"], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == ("True\n" if seed else "False\n")
+
+
 def test_a_view_that_cannot_be_made_again_is_refused_where_it_is_given() -> None:
     with hetero.Context(devices="1xcpu", history=False) as ctx:
         for dtype in ("e", ">i4", "g"):

@@ -8,11 +8,14 @@ reach by switching off a flag of `FEATURES`.
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
+import random
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -396,6 +399,26 @@ def child_environment(folder: str, variables: Mapping[str, str]) -> dict[str, st
     """Return variables for a child, with a folder in front of where Python looks for modules."""
     path = variables.get("PYTHONPATH", "")
     return {**variables, "PYTHONPATH": f"{folder}{os.pathsep}{path}" if path else folder}
+
+
+def interpreter_options() -> list[str]:
+    """Return the options of this interpreter for a child, without those that hide modules or variables from it."""
+    hiding = ("-E", "-I", "-s", "-S", "-P")
+    return [option for option in subprocess._args_from_interpreter_flags() if option not in hiding]  # type: ignore[attr-defined]
+
+
+@functools.cache
+def hash_seed() -> str:
+    """Return the seed by which the children of this process hash strings: its own where that is known, else any."""
+    own = os.environ.get("PYTHONHASHSEED", "")
+    return own if own.isdecimal() else str(random.SystemRandom().randrange(1, 1 << 32))
+
+
+def restore_hash_seed(variables: Mapping[str, str]) -> None:
+    """Set the variable of the seed, which this process was started with, to what these variables say."""
+    os.environ.pop("PYTHONHASHSEED", None)
+    if "PYTHONHASHSEED" in variables:
+        os.environ["PYTHONHASHSEED"] = variables["PYTHONHASHSEED"]
 
 
 def send_with_files(end: socket.socket, data: memoryview, fds: list[int]) -> int:

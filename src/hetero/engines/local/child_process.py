@@ -53,7 +53,9 @@ class Child:
     def __init__(self, context: LocalContext, device: Device, data_fd: int, control_fd: int) -> None:
         root, pool = Path(hetero.__file__).parent, context.pool.main.memory
         module = context.entry.module
-        launch = ["-c", _LAUNCHER.format(module=module), str(root)] if device.python else ["-P", "-m", module]
+        launch = [*platform.interpreter_options(), "-P", "-m", module]
+        if device.python:
+            launch = ["-c", _LAUNCHER.format(module=module), str(root)]
         threads = str(device.cores) if device.cpus or device.is_host else "0"
         cpus = ",".join(map(str, device.cpus))
         setup = context.entry.setup
@@ -62,6 +64,7 @@ class Child:
         environment = (
             setup.environment if device.python else platform.child_environment(str(root.parent), setup.environment)
         )
+        environment = {**environment, "PYTHONHASHSEED": setup.hash_seed}
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  read when the start fails
         stderr_fd = _copy_of_standard_error()
         try:

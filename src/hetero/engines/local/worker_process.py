@@ -445,6 +445,8 @@ def _settle(hello: msg.Hello) -> None:
         sys.exit(0)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
+    sys.argv[:] = hello.setup.arguments
+    platform.restore_hash_seed(hello.setup.environment)
     known = set(sys.path)
     sys.path[:] = hello.path if hello.whole_path else [*sys.path, *(p for p in hello.path if p not in known)]
 

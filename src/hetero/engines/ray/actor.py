@@ -125,7 +125,7 @@ def start_actor(entry: WorkerEntry, device: Device, host: Host) -> ActorHandle:
     return actor.options(
         enable_task_events=False,
         scheduling_strategy=NodeAffinitySchedulingStrategy(host.node_id, soft=True),
-        runtime_env={"env_vars": _variables(device, host)},
+        runtime_env={"env_vars": {**_variables(device, host), "PYTHONHASHSEED": entry.setup.hash_seed}},
     ).remote(_for_host(entry, host), inside, entry.setup.path, host.address)
 
 

@@ -136,9 +136,11 @@ class ActorWorker:
 
     def _adopt_setup(self, setup: WorkerSetup) -> None:
         """Take over what the program's processes have; log records leave with the answers."""
+        platform.restore_hash_seed(setup.environment)
         platform.set_environment(setup.environment)
         if os.path.isdir(setup.folder):  # a submitted program's folder has a path of its own on each host
             os.chdir(setup.folder)
+        sys.argv[:] = setup.arguments
         logs.follow(setup.levels)
         logs.mark_records(self._where)
         logging.getLogger().addHandler(logs.Forwarder(lambda record: self._records.append(record)))

@@ -11,6 +11,7 @@ import io
 import operator
 import pickle
 import struct
+import sys
 import threading
 import typing
 import weakref
@@ -161,24 +162,19 @@ def cloud_pickler() -> Any:
 
     import cloudpickle
 
-    c_types = (ctypes.Structure, ctypes.Union, ctypes.Array)
-
     class CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, value: object) -> object:
             reduced = _reduce_own(value)
             if reduced is NotImplemented and type(value).__module__ == "torch":
                 reduced = _reduce_tensor(value)
-            if reduced is NotImplemented and isinstance(value, type(ctypes.Array)):
-                of, length = value._type_, value._length_
-                reduced = (operator.mul, (of, length)) if of * length is value else reduced
-            if type(value) is type and issubclass(value, type) and value.__module__ == "_ctypes":
-                reduced = type, (next(each for each in c_types if type(each) is value),)
+            if reduced is NotImplemented:
+                reduced = _reduce_by_value(value)
             if reduced is not NotImplemented:
                 return reduced
             reduced = super().reducer_override(value)
             if isinstance(value, type) and "__slots__" in vars(value) and isinstance(reduced, tuple):
                 return _with_slots(value, reduced)
-            if isinstance(value, type(ctypes.Structure) | type(ctypes.Union)) and isinstance(reduced, tuple):
+            if type(value) in (type(ctypes.Structure), type(ctypes.Union)) and isinstance(reduced, tuple):
                 return _with_fields(reduced)
             return reduced
 
@@ -204,6 +200,73 @@ def _with_slots(kind: type, reduced: tuple[Any, ...]) -> tuple[object, ...]:
         if name != "__slots__" and getattr(value, "__objclass__", None) is not kind
     }
     return make, (*given, {**keywords, "__slots__": slots}, tracker, extra), (content, *others), *rest
+
+
+def _reduce_by_value(value: Any) -> object:
+    """Reduce what holds functions and classes of the program and is none itself; NotImplemented for anything else."""
+    if type(value) is functools._lru_cache_wrapper and _is_of_program(value):
+        sized = value.cache_parameters()
+        held = {**vars(value), "__wrapped__": value.__wrapped__}
+        return _cached, (sized["maxsize"], sized["typed"]), held, None, None, _set_cached
+    if type(value) is FunctionType and value.__code__ is _DISPATCHING and _is_of_program(value):
+        return _dispatching, (), dict(vars(value)["registry"]), None, None, _set_dispatching
+    if isinstance(value, functools.cached_property):  # until Python 3.12 it has a lock
+        return type(value), (value.func,), {name: each for name, each in vars(value).items() if name != "lock"}
+    if type(value).__module__ == "_ctypes" and isinstance(value, type):
+        of, length = getattr(value, "_type_", None), getattr(value, "_length_", None)
+        if length is not None and of * length is value:
+            return operator.mul, (of, length)
+    if type(value) is type and value.__module__ == "_ctypes" and issubclass(value, type):
+        import ctypes
+
+        return type, (next(each for each in (ctypes.Structure, ctypes.Union, ctypes.Array) if type(each) is value),)
+    return NotImplemented
+
+
+def _is_of_program(value: Any) -> bool:
+    """Return whether a worker cannot import it: it stands in the program's own module, or inside a function."""
+    module, found = sys.modules.get(value.__module__ or ""), None
+    if module is None or value.__module__ == "__main__":
+        return True
+    with suppress(AttributeError):
+        found = operator.attrgetter(value.__qualname__)(module)
+    return found is not value
+
+
+class _Later:
+    """Calls a function that it is given after it was made: by then a function that calls itself can be made."""
+
+    function: Callable[..., object]
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return self.function(*args, **kwargs)
+
+
+def _cached(maxsize: int | None, typed: bool) -> object:
+    return functools.lru_cache(maxsize, typed)(_Later())
+
+
+def _set_cached(cached: Any, held: dict[str, Any]) -> None:
+    """Have a cache that was made empty call its function."""
+    cached.__wrapped__.function = held["__wrapped__"]
+    functools.update_wrapper(cached, held["__wrapped__"])
+    vars(cached).update(held)
+
+
+_DISPATCHING = typing.cast("FunctionType", functools.singledispatch(len)).__code__
+
+
+def _dispatching() -> object:
+    return functools.singledispatch(_Later())
+
+
+def _set_dispatching(made: Any, registry: dict[type, Callable[..., object]]) -> None:
+    """Have a generic function that was made without implementations call these."""
+    made.registry[object].function = registry[object]
+    functools.update_wrapper(made, registry[object])
+    for kind, each in registry.items():
+        if kind is not object:
+            made.register(kind, each)
 
 
 def _with_fields(reduced: tuple[Any, ...]) -> tuple[object, ...]:

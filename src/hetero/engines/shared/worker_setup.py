@@ -72,6 +72,10 @@ class WorkerSetup:
         Working folder, '' where the program has none.
     path
         Folders in which modules are found.
+    arguments
+        `sys.argv`.
+    hash_seed
+        Of all workers of the program, so that `hash` of a string is the same in each, also in one that is started anew.
     levels
         Levels of the loggers at the start; later ones follow.
     tag_output
@@ -83,6 +87,8 @@ class WorkerSetup:
     environment: dict[str, str] = field(default_factory=platform.environment)
     folder: str = field(default_factory=lambda: _folder())
     path: tuple[str, ...] = field(default_factory=lambda: tuple([entry or _folder() for entry in sys.path]))
+    arguments: tuple[str, ...] = field(default_factory=lambda: tuple(sys.argv))
+    hash_seed: str = field(default_factory=platform.hash_seed)
     levels: logs.Levels = field(default_factory=logs.levels)
     tag_output: bool = False
     initializer: Initializer | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -62,6 +63,20 @@ def train_on_some() -> float:
     return train(inputs, targets)
 
 
+def train_on_alike() -> float:
+    return train(data.tensors[0][:29], data.tensors[1][:29])
+
+
+@dataclass(frozen=True)
+class Given:
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
+def train_on(given: Given) -> float:
+    return train(given.inputs, given.targets)
+
+
 def evaluate() -> int:
     model.eval()
     with torch.no_grad():
@@ -80,8 +95,11 @@ for _ in range(4):
     else:
         for inputs, targets in loader:
             step += 1
-            loss = fleet.step(train, inputs, targets)
+            is_object = "object" in kinds
+            loss = fleet.step(train_on, Given(inputs, targets)) if is_object else fleet.step(train, inputs, targets)
             fleet.print("loss", f"{loss:.10f}")
+            if "alike" in kinds:
+                fleet.print("alike", f"{fleet.step(train_on_alike):.10f}")
     scheduler.step()
     fleet.print("right", fleet.step(evaluate))
 for each in (*model.parameters(), *model.buffers(), *other.parameters()):

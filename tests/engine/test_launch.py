@@ -122,7 +122,7 @@ def test_a_device_stays_where_something_of_it_is_still_to_be_used(loop: str, tmp
 @pytest.mark.parametrize(
     ("kinds", "where", "kills"),
     [
-        ("norm", "forward", ("0@9", "2@13")),  # the main process, and then one of the two that are left
+        ("norm,object,alike", "forward", ("0@9", "2@13")),  # the main process, and then one of the two that are left
         pytest.param("two,workers", "second", ("1@12",), marks=MORE),  # one of two optimizers has stepped
         pytest.param("split", "evaluation", ("2@10", "1@15"), marks=MORE),
     ],
@@ -183,6 +183,30 @@ def test_a_step_is_given_the_batch_as_it_came(tmp_path: Path) -> None:
     found = launched(tmp_path, written(tmp_path, MODEL.format(before=before, loss=ENTROPY)))
     assert found.returncode == 2
     assert "fleet.step was given a tensor of shape (" in found.stderr.splitlines()[-1]
+
+
+BY_CLOSURE = """
+def train():
+    optimizer.zero_grad()
+    {kill}
+    torch.nn.functional.cross_entropy(model(inputs * 2), targets).backward()
+    optimizer.step()
+fleet.step(train)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kill",
+    ["pass", pytest.param("fleet.rank == 1 and os.kill(os.getpid(), signal.SIGKILL)", marks=MORE)],
+    ids=["nobody is lost", "lost in the first one"],
+)
+def test_a_step_whose_function_takes_a_batch_that_it_was_not_given_is_refused(kill: str, tmp_path: Path) -> None:
+    step = BY_CLOSURE.format(kill=kill).strip().replace("\n", "\n    ")
+    script = written(tmp_path, MODEL.format(before=step, loss=ENTROPY))
+    found = launched(tmp_path, script, options=("--check-steps", "0"))
+    assert (found.returncode, found.stdout) == (2, ""), found.stderr
+    assert "fleet.step was given no batch, and its function computes other rows" in found.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,14 +18,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hetero.floor.errors import BadValueError
+from hetero.train import script_mistakes as mistakes
 from hetero.train.process_group import ProcessGroup, ProcessLostError
 from hetero.train.reducer import Reducer
 from hetero.train.shared_batches import SharedBatches
-from hetero.train.shared_loader import Batch, tensors_in
+from hetero.train.shared_loader import Batch, rebuilt, tensors_in
 
 __all__ = ["Recovery"]
 
 T = TypeVar("T")
+_HOLDERS = Tensor | np.ndarray | Mapping | list | tuple
+_NO_ROWS = int | float | complex | str | bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +80,25 @@ class Recovery:
             What it is given: the batch as the loader gave it, whole or in parts, and things that have no rows.
         """
         processes = self._processes
-        if processes.checks or processes.has_check:
+        if processes.checks or (processes.is_alone and not self._batches.is_stale):
             return function(*batch)
-        if not processes.is_alone or self._batches.is_stale:
-            self._check(batch)
+        known = self._batches.current
+        is_given = _holds(list(batch), {id_ for id_, _ in _pairs(known, known)})
+        self._reducer.without_batch = None if is_given else self._batches.handed_out
+        try:
+            return self._done(function, batch, known)
+        finally:
+            self._reducer.without_batch = None
+
+    def _done(self, function: Callable[..., T], batch: Sequence[Batch], known: Batch) -> T:
+        """Return what a function returns, once it was called without a process being lost in it."""
+        processes = self._processes
+        if processes.has_check:
+            return function(*batch)
+        self._check(batch)
         if processes.is_alone:
             return function(*batch)
-        state, known = self._state(), self._batches.current
+        state = self._state()
         self._batches.remember()
         self._reducer.remember()
         while not processes.is_alone:
@@ -91,6 +106,8 @@ class Recovery:
                 with processes.recovering():
                     found = function(*batch)
             except ProcessLostError:
+                if self._may_miss_rows():
+                    processes.end_with(mistakes.without_batch())
                 self._restore(state)
                 self._reducer.begin_again()
                 batch, known = self._again(batch, known)
@@ -98,6 +115,11 @@ class Recovery:
                 self._passes = self._reducer.passes_of_attempt
                 return found
         return function(*batch)
+
+    def _may_miss_rows(self) -> bool:
+        """Return whether a step that was given no batch, and fetched none, was never seen to be alike in all."""
+        is_own = self._reducer.without_batch == self._batches.handed_out and self._batches.is_divided
+        return is_own and self._reducer.passes_of_attempt > 0 and not self._reducer.is_alike
 
     def _check(self, batch: Sequence[Batch]) -> None:
         """Refuse tensors that are not of the batch: those of a smaller number of processes are not known."""
@@ -113,7 +135,7 @@ class Recovery:
     def _again(self, batch: Sequence[Batch], before: Batch) -> tuple[Sequence[Batch], Batch]:
         """Return what the function is given, with the own rows of the batch among those that are left, and these."""
         after = self._batches.hand_out_again()
-        known = dict(_pairs(before, after)) if before is not None and after is not None else {}
+        known = dict(_pairs(before, after)) if after is not None else {}
         return [_replaced(each, known) for each in batch], after
 
     # --- what a function changes ---------------------------------------------------------------------------
@@ -140,8 +162,8 @@ class Recovery:
 
 
 def _pairs(before: Batch, after: Batch) -> list[tuple[int, Batch]]:
-    """Return for each part of a batch, by its `id`, what it is in another one made alike."""
-    found = [(id(before), after)]
+    """Return for each part of a batch that has an identity, by its `id`, what it is in another one made alike."""
+    found = [] if isinstance(before, _NO_ROWS) else [(id(before), after)]
     if isinstance(before, Mapping):
         parts = [(before[name], after[name]) for name in before]
     elif isinstance(before, list | tuple):
@@ -151,14 +173,32 @@ def _pairs(before: Batch, after: Batch) -> list[tuple[int, Batch]]:
     return found + [pair for one, other in parts for pair in _pairs(one, other)]
 
 
+def _holds(value: Batch, known: Container[int]) -> bool:
+    """Return whether a value is a part of a batch, or a container or an object that has one."""
+    if id(value) in known:
+        return True
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return any(_holds(part, known) for part in (*parts, *_attributes(value).values()))
+
+
+def _attributes(value: Batch) -> dict[str, Batch]:
+    """Return the attributes of an object of the script's that hold data, {} for anything else."""
+    if callable(value) or isinstance(value, _HOLDERS | Optimizer):
+        return {}
+    names = (*getattr(value, "__dict__", ()), *getattr(type(value), "__slots__", ()))
+    found = {name: getattr(value, name, None) for name in names}
+    return {name: part for name, part in found.items() if isinstance(part, _HOLDERS)}
+
+
 def _replaced(value: Batch, known: Mapping[int, Batch]) -> Batch:
+    """Return a value with the parts of a batch in it replaced; an object keeps its identity."""
     if id(value) in known:
         return known[id(value)]
-    if isinstance(value, Mapping):
-        return type(value)({name: _replaced(part, known) for name, part in value.items()})  # type: ignore[call-arg]
-    if type(value) in (list, tuple):
-        return type(value)(_replaced(part, known) for part in value)
-    return value
+    if not _holds(value, known):
+        return value
+    for name, part in _attributes(value).items():
+        object.__setattr__(value, name, _replaced(part, known))
+    return rebuilt(lambda part: _replaced(part, known), value)
 
 
 def _generators(device: torch.device) -> Callable[[], None]:

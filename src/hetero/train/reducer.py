@@ -39,6 +39,9 @@ _MOST_CHECKED = 64
 _BITS = 0xFFFFFF  # that travel with gradients of float32, unchanged
 _COUNTS_CLOSE = {torch.float64: 1e-10, torch.float32: 1e-6}
 _COUNTS_ROUGH = 1e-2
+_ALIKE = {torch.float64: 1e-6, torch.float32: 1e-4}
+_ALIKE_ROUGH = 3e-2
+"""By how much the loss of the same rows differs between processes at most, relative to it."""
 _NOTHING = 1e-300
 """By what counts what counts nothing, so that sums of counts are not zero."""
 
@@ -71,6 +74,10 @@ class Reducer:
         Of the whole batch, in the last pass; None where it is not known.
     passes_of_attempt
         Backward passes since `remember`.
+    without_batch
+        Batches handed out when a step began that was given none of them; None in other steps, and between steps.
+    is_alike
+        Whether such a step was seen to be the same in all processes.
     is_within
         Whether a pass is on its way, in which whatever goes backwards is torch's own.
     """
@@ -102,6 +109,8 @@ class Reducer:
         self._stashed: list[tuple[Tensor, Tensor]] | None = None
         self._remembered: tuple[int, dict[Optimizer, int]] = (0, {})
         self.passes_of_attempt = 0
+        self.without_batch: int | None = None
+        self.is_alike = False
         self._totals: list[float] = []
         self._signature = 0.0
 
@@ -456,14 +465,15 @@ class Reducer:
         touched = self._touched()
         value = float(loss.detach()) * self._factor if self._factor and loss.numel() == 1 else 0.0
         unknown = float(self._factor is None or loss.numel() != 1)
-        table = self._table(busy_s)
+        table = self._table(busy_s, float(loss.detach()) if loss.numel() == 1 else 0.0)
         numbers, ratio = np.array([value, self._count or 0.0, unknown, *table.reshape(-1)]), 1.0
 
         def hear(summed: NDArray[np.float64]) -> float:
             nonlocal numbers, ratio
             numbers = summed
             told = [[float(each) for each in row] for row in summed[3:].reshape(table.shape)]
-            self._raise_if_apart(told[6:], told[3])
+            self._raise_if_apart(told[7:], told[3])
+            self._raise_if_not_given(told[6], loss.dtype)
             self._raise_if_mixing(told[4], told[5])
             if self._count is not None and summed[1]:
                 ratio = self._batches.in_use.whole / float(summed[1])
@@ -479,7 +489,7 @@ class Reducer:
         self._batches.learn(each_s, steps_s[first], owns_s[first])
         self._clock.exchanged(each_s, self.loss)
 
-    def _table(self, busy_s: float) -> NDArray[np.float64]:
+    def _table(self, busy_s: float, loss: float) -> NDArray[np.float64]:
         """Return what each process tells of itself, a column for each of them, with the own one filled in."""
         last = None if self._stepped is None else self._stepped()
         optimizers = [] if last is None else [last]
@@ -488,9 +498,31 @@ class Reducer:
             own = (0.0, *own[1:])
         over = _code(self._strange.over)
         seen = (self._signature, over, float(bool(self._strange.mixing)))
-        table = np.zeros((6 + len(own), self._processes.world))
-        table[:, self._processes.rank] = [busy_s, *self._clock.last_step, *seen, *own]
+        is_alike = self._batches.is_divided and self.without_batch == self._batches.handed_out
+        alike = (self._count or 0.0) if self._processes.is_mixed else loss
+        table = np.zeros((7 + len(own), self._processes.world))
+        table[:, self._processes.rank] = [busy_s, *self._clock.last_step, *seen, alike if is_alike else 0.0, *own]
         return table
+
+    def _raise_if_not_given(self, told: Sequence[float], computed_in: torch.dtype) -> None:
+        """End all processes where a step that was given no batch is not the same in all of them.
+
+        Parameters
+        ----------
+        told
+            The loss of each process in such a step, and between kinds of devices, which draw other numbers, what it
+            is divided by; 0 otherwise.
+        """
+        close = _ALIKE_ROUGH if self.first_steps.rough else _ALIKE.get(computed_in, _ALIKE_ROUGH)
+        values = [told[rank] for rank in self._processes.members]
+        apart = max(values) - min(values)
+        self.is_alike |= any(values)
+        if not apart > close * max(map(abs, values)):
+            return
+        error = mistakes.without_batch()
+        if self._options.strict:
+            self._processes.end_with(error)
+        self._processes.note(f"{error.problem}; --no-strict goes on")
 
     def _raise_if_apart(self, told: Sequence[Sequence[float]], signatures: Sequence[float]) -> None:
         """End all processes where they have come apart, by what each has told."""

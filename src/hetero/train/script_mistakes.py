@@ -23,7 +23,7 @@ from hetero.train.shared_loader import Batch
 
 __all__ = [
     "check_loss", "hidden_devices", "last_words", "loader_numbers", "loaders_differ", "raise_if", "uninitialized",
-    "unprepared", "without_backward",
+    "unprepared", "without_backward", "without_batch",
 ]  # fmt: skip
 
 _OF_OTHER_LAUNCHERS = ("environment variable RANK expected", "process group has not been initialized")
@@ -152,6 +152,15 @@ def without_backward(optimizer: Optimizer) -> BadValueError | None:
         f"{type(optimizer).__name__} steps by gradients that no backward() has brought, so that they are those of a "
         "part of a batch",
         remedy="call backward() of the loss in place of torch.autograd.grad, or add them up with fleet.sum",
+    )
+
+
+def without_batch() -> BadValueError:
+    """Return the error that says that a step computes rows of a batch that it was not given."""
+    return BadValueError(
+        "fleet.step was given no batch, and its function computes other rows in each process: those of a process that "
+        "is lost would be missing",
+        remedy="give it the batch as the loader gave it, as in fleet.step(train, inputs, targets)",
     )
 
 

@@ -24,7 +24,10 @@ from hetero.train.keyed_random import sample_seed
 from hetero.train.recurrent_layers import repacked
 from hetero.train.whole_draws import Rows
 
-__all__ = ["BatchOwner", "SharedLoader", "map_tensors", "moved_to", "part_of", "rows_of", "samples_in", "tensors_in"]
+__all__ = [
+    "BatchOwner", "SharedLoader", "map_tensors", "moved_to", "part_of", "rebuilt", "rows_of", "samples_in",
+    "tensors_in",
+]  # fmt: skip
 
 _KEPT = (
     "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
@@ -89,14 +92,14 @@ def rows_of(counts: Sequence[int], rank: int) -> Rows:
 
 def map_tensors(function: Callable[[Tensor], object], value: Batch) -> Batch:
     """Return a batch with a function applied to each tensor and array in it; other things stay as they are."""
-    return function(value) if _is_array(value) else _rebuilt(lambda part: map_tensors(function, part), value)
+    return function(value) if _is_array(value) else rebuilt(lambda part: map_tensors(function, part), value)
 
 
 def _is_array(value: object) -> bool:
     return isinstance(value, Tensor | np.ndarray)
 
 
-def _rebuilt(function: Callable[[Batch], Batch], value: Batch) -> Batch:
+def rebuilt(function: Callable[[Batch], Batch], value: Batch) -> Batch:
     """Return a dict, list or tuple with a function applied to each part of it; other things stay as they are."""
     kind: Batch = type(value)
     if isinstance(value, Mapping):
@@ -114,7 +117,7 @@ def moved_to(device: torch.device, batch: Batch) -> Batch:
     """Return a batch on a device, each part by its own `to` where it has one."""
     if hasattr(batch, "to"):
         return batch.to(device)
-    return _rebuilt(lambda part: moved_to(device, part), batch)
+    return rebuilt(lambda part: moved_to(device, part), batch)
 
 
 def part_of(value: Batch, rows: Rows, dim: int = 0) -> Batch:
@@ -135,7 +138,7 @@ def part_of(value: Batch, rows: Rows, dim: int = 0) -> Batch:
 
     def walk(part: Batch) -> Batch:
         if not _has_rows(part, rows.whole, dim):
-            return _rebuilt(walk, part)
+            return rebuilt(walk, part)
         cut[0] += 1
         if isinstance(part, PackedSequence):
             return repacked(part, rows.begin, rows.count)

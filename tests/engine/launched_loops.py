@@ -78,6 +78,37 @@ def losses_of_every_kind() -> None:
         told(name, size(model))
 
 
+def folds_with_a_model_of_their_own() -> None:
+    inputs, targets = classes(60)
+    kinds: list[Any] = [
+        lambda out, y: F.cross_entropy(out, y),
+        lambda out, y: (F.cross_entropy(out, y, reduction="none") * (1.0 + y)).sum() / (1.0 + y).sum(),
+        lambda out, y: F.cross_entropy(out, y, reduction="sum") / 50,
+        lambda out, y: (out - F.one_hot(y, 3)).pow(2).sum() / len(y),
+        lambda out, y: F.cross_entropy(out, y) + 0.1 * out.var(1).mean(),
+    ]
+    for fold, given in enumerate(kinds):
+        model = nn.Sequential(
+            nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3)
+        )
+        optimizer = torch.optim.Adam(model.parameters(), 0.01 * (fold + 1))
+        held = torch.arange(60) % 5 == fold
+        workers: dict[str, Any] = {"num_workers": 1, "persistent_workers": True} if fold == 1 else {}
+        loader = DataLoader(TensorDataset(inputs[~held], targets[~held]), 16, shuffle=True, **workers)
+        model, optimizer, loader = fleet.prepare(model, optimizer, loader)
+        for _ in range(2):
+            model.train()
+            for x, y in loader:
+                optimizer.zero_grad()
+                loss = given(model(x), y)
+                loss.backward()
+                optimizer.step()
+            told("fold", fold, loss, size(model))
+        model.eval()
+        with torch.no_grad():
+            told("held", F.cross_entropy(model(inputs[held]), targets[held]))
+
+
 def two_models_that_play_against_each_other() -> None:
     maker, judge = nn.Linear(4, 6), nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(), nn.Linear(8, 1))
     of_maker, of_judge = (torch.optim.Adam(each.parameters(), 0.01) for each in (maker, judge))

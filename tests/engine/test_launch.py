@@ -171,11 +171,32 @@ def test_a_main_process_that_is_killed_while_it_saves_ends_the_run_or_another_on
 
 
 @pytest.mark.slow
-def test_an_optimizer_that_is_prepared_late_is_said_not_to_be_compared(tmp_path: Path) -> None:
+def test_each_training_of_a_script_is_compared_with_one_device(tmp_path: Path) -> None:
+    loop = "folds_with_a_model_of_their_own"
+    found = launched(tmp_path, LOOPS, loop, devices="3xcpu", options=("--shares", "equal"))
+    assert found.returncode == 0, found.stderr
+    assert not [line for line in found.stderr.splitlines() if line.startswith("hetero:")]
+    same_lines(found.stdout, alone(tmp_path, LOOPS, loop))
+
+
+@pytest.mark.slow
+def test_a_second_training_that_mixes_samples_is_refused_by_name(tmp_path: Path) -> None:
+    text = MODEL.format(before="pass", loss=ENTROPY) + MODEL.format(
+        before="inputs = inputs - inputs.mean(0)", loss=ENTROPY
+    )
+    found = launched(tmp_path, written(tmp_path, text))
+    assert (found.returncode, found.stdout) == (2, "over\n"), found.stderr
+    assert "the gradients of Linear, " in found.stderr.splitlines()[-1]
+    assert "differ from those of one device" in found.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_training_that_cannot_be_compared_is_named(tmp_path: Path) -> None:
+    thread = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     text = MODEL.format(before="pass", loss=ENTROPY)
-    found = launched(tmp_path, written(tmp_path, text + text))
+    found = launched(tmp_path, written(tmp_path, thread + text + text))
     assert (found.returncode, found.stdout) == (0, "over\nover\n"), found.stderr
-    assert "Linear is prepared after the steps that are compared with one device" in found.stderr
+    assert "Linear is prepared after the steps that are compared with one device, and is not" in found.stderr
 
 
 def test_a_step_is_given_the_batch_as_it_came(tmp_path: Path) -> None:

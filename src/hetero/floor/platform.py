@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import warnings
 import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -45,6 +46,7 @@ __all__ = [
     "describe_exit",
     "die_with_parent",
     "environment",
+    "fork",
     "free_bytes",
     "hard_kill",
     "hold_interrupt",
@@ -82,6 +84,7 @@ class Features:
     parent_death_signal : a child can ask to be killed when its parent dies
     affinity : a process can be bound to CPUs
     private_mapping : a part of a file can be mapped copy-on-write without a descriptor of its own
+    fork : a process that uses threads of OpenMP can be forked, and go on with one thread
     dir_fsync : a folder can be flushed to disk
     pidfd : the death of a child can be waited for like input
     fd_passing : sockets and open files can be handed to a child process
@@ -93,6 +96,7 @@ class Features:
     parent_death_signal: bool = sys.platform == "linux"
     affinity: bool = sys.platform == "linux"
     private_mapping: bool = sys.platform == "linux"
+    fork: bool = sys.platform == "linux"
     dir_fsync: bool = sys.platform != "win32"
     pidfd: bool = sys.platform == "linux"
     fd_passing: bool = sys.platform != "win32"
@@ -339,6 +343,15 @@ class Forks:
 FORKS = Forks()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=FORKS.forked)
+
+
+def fork() -> int:
+    """Fork this process, whose threads, as those of OpenMP, are not in the new one; returns 0 in that."""
+    if sys.platform == "win32":
+        raise EngineError("Windows cannot fork a process")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def leave_fork(error: BaseException | None) -> NoReturn:

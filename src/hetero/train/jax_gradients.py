@@ -190,13 +190,13 @@ class _Divided:
         return 1.0 if self._fleet.parts == 1 else float(self._fleet.rows.count)
 
     def _prepare(self, paths: Sequence[tuple[Batch, Batch]]) -> None:
-        module = type(self._name, (torch.nn.Module,), {})()
+        held: dict[str, torch.nn.Parameter] = {}
         for number, (path, leaf) in enumerate(paths):
             name = self._jax.tree_util.keystr(path).replace(".", "_") or "parameter"
-            held = torch.nn.Parameter(torch.zeros(leaf.shape, dtype=torch.from_numpy(_floats(leaf)[:0]).dtype))
-            module.register_parameter(name if name not in dict(module.named_parameters()) else f"{name} {number}", held)
-            self._parameters.append(held)
-        self._fleet.prepare(module)
+            zeros = torch.zeros(leaf.shape, dtype=torch.from_numpy(_floats(leaf)[:0]).dtype)
+            held[name if name not in held else f"{name} {number}"] = torch.nn.Parameter(zeros)
+        self._parameters = list(held.values())
+        self._fleet.prepare_function(self._name, list(held), self._parameters)
 
     def _exchanged(
         self, value: float, gradients: Sequence[NDArray[np.generic]], count: float

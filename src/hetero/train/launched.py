@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import os
 import pickle
 import random
 import sys
@@ -72,6 +73,7 @@ class Member(fleet.TrainingFleet):
         self._recovery = Recovery(self._processes, self._batches, self._reducer)
         self._at_step: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._hooks: list[RemovableHandle] = []
+        self._processes.when_checking.append(self._checks_from_here)
         self._share_generators()
         if self.world_size > 1:
             self._take_over()
@@ -83,6 +85,10 @@ class Member(fleet.TrainingFleet):
                 step_clock.alone()
         if told.options.record:
             record_steps(told.options.record, self)
+
+    def _checks_from_here(self) -> None:
+        """Go on in a process that was forked to compute whole batches."""
+        self.rank, self._pid = self._processes.rank, os.getpid()
 
     @property
     def _is_first_here(self) -> bool:
@@ -163,7 +169,7 @@ class Member(fleet.TrainingFleet):
         own = [each for each in every if id(each) not in self._reducer.known]
         if own:
             self._reducer.manage(type(optimizer).__name__, [f"parameter {number}" for number in range(len(own))], own)
-        self._reducer.steps[optimizer] = 0
+        self._reducer.add(optimizer)
         self._hooks.append(optimizer.register_step_pre_hook(self._with_whole_losses))
         self._hooks.append(optimizer.register_step_post_hook(lambda one, args, options: self._reducer.stepped(one)))
         return optimizer
@@ -261,6 +267,12 @@ class Member(fleet.TrainingFleet):
         with self._processes.ended_together():
             self._processes.all.all_reduce(row)
         return float(row[0])
+
+    def prepare_function(self, label: str, names: Sequence[str], parameters: Sequence[Tensor]) -> None:
+        """Reduce gradients that JAX has computed, by a function whose calls are compared by `compares_again`."""
+        self._processes.has_threads = True
+        if not self._processes.is_alone:
+            self._reducer.manage(label, names, parameters, compares=False)
 
     def compares_again(self, number: int) -> bool:
         """Return whether this process compares a call with one device, as it can: the first ones, then ever fewer."""

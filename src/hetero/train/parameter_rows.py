@@ -356,6 +356,8 @@ class FirstSteps:
 
     Attributes
     ----------
+    group
+        As given; another one where another process computes whole batches.
     drawn
         What tells the state of the random numbers where the whole batch was computed, in the pass compared last.
     counts
@@ -363,7 +365,7 @@ class FirstSteps:
     """
 
     def __init__(self, group: Group, told: int, *, rough: bool) -> None:
-        self._group = group
+        self.group = group
         self.rough = rough
         self._told = told
         self._whole: list[tuple[ParameterRows, torch.dtype, Tensor]] | None = None
@@ -379,10 +381,10 @@ class FirstSteps:
         counts
             By what the terms of the loss are divided.
         """
-        self._group.broadcast(torch.tensor([drawn, *counts], dtype=torch.float64), self._group.world_size - 1)
+        self.group.broadcast(torch.tensor([drawn, *counts], dtype=torch.float64), self.group.world_size - 1)
         for each in touched:
             for dtype in each.dtypes:
-                self._group.broadcast(each.take(dtype).numbers, self._group.world_size - 1)
+                self.group.broadcast(each.take(dtype).numbers, self.group.world_size - 1)
 
     def compare(self, touched: Sequence[ParameterRows], computed_in: torch.dtype, *, last: bool) -> str:
         """Return where the members' sums differ from the whole batch's gradients, '' where they do not.
@@ -396,13 +398,13 @@ class FirstSteps:
         """
         if self._whole is None:
             state = torch.zeros(1 + self._told, dtype=torch.float64)
-            self._group.broadcast(state, self._group.world_size - 1)
+            self.group.broadcast(state, self.group.world_size - 1)
             self.drawn, *self.counts = state.tolist()
             self._whole = []
             for each in touched:
                 for dtype in each.dtypes:
                     whole = torch.empty_like(each.row(dtype).numbers)
-                    self._group.broadcast(whole, self._group.world_size - 1)
+                    self.group.broadcast(whole, self.group.world_size - 1)
                     self._whole.append((each, dtype, whole))
         worst, where = 0.0, ""
         for each, dtype, whole in self._whole:

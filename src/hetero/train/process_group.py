@@ -6,9 +6,14 @@ It must not know batches, gradients or models.
 
 from __future__ import annotations
 
+import atexit
+import gc
+import multiprocessing
 import os
+import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import NamedTuple, NoReturn
@@ -21,7 +26,7 @@ from hetero.comm.errors import DisagreementError, GroupBrokenError, LineClosedEr
 from hetero.comm.group import Group
 from hetero.comm.lines import Line
 from hetero.comm.rendezvous import Library
-from hetero.floor import clock
+from hetero.floor import clock, platform
 from hetero.floor.contexts import transparent
 from hetero.floor.errors import HeteroError
 from hetero.model.device import KINDS
@@ -34,6 +39,8 @@ __all__ = ["ProcessGroup", "ProcessLostError"]
 
 _END_S = 20.0
 _LET_OTHERS_SAY_S = 1.5
+_NOT_MISSED = {"QueueFeederThread", "TMonitor"}
+"""Threads by name or class that begin anew in a process that is forked: of queues, and of tqdm."""
 _DIFFERENT = (
     "the processes do different things, as where backward, fleet.sum or batch normalisation in training mode runs in "
     "one of them only, or a loss depends on the model in one of them only, as by `if mask.any()`: there 0 * out.sum() "
@@ -123,6 +130,8 @@ class ProcessGroup:
         Time spent in `all_reduce` since the beginning, s.
     members_group, everybody
         The groups of the members, and of all with the process that checks.
+    has_threads
+        Whether a library computes in threads of its own, without which a forked process would stand still.
     when_alone
         What is called when no other member is left.
     explanations
@@ -131,6 +140,8 @@ class ProcessGroup:
         What is called when the group was made anew without a process that was lost.
     when_leaving
         What is called before this process ends, as it is not needed any more.
+    when_checking
+        What is called in a process that was forked, and computes whole batches from here on.
     """
 
     def __init__(self, told: LaunchedProcess) -> None:
@@ -139,17 +150,22 @@ class ProcessGroup:
         self.device = torch.device(KINDS[told.kind].torch_place(told.index))
         self.checks = told.checks
         self.has_check = told.has_check
+        self.has_threads = False
         self.waited_s = 0.0
         self.when_alone: list[Callable[[], None]] = []
         self.explanations: list[Callable[[BaseException], str | None]] = []
         self.when_lost: list[Callable[[], None]] = []
         self.when_leaving: list[Callable[[], None]] = []
+        self.when_checking: list[Callable[[], None]] = []
         self._timeout_s = told.options.timeout_s
         self._hosts = told.hosts
         self._recovers = self._has_said_so = False
         self._begun = self._done = 0
         self._pid = os.getpid()
         self._noted: set[str] = set()
+        self._checks_begun = self._forked = 0
+        self._inherited: list[object] = []
+        self._address = told.address
         self._line = Line.dial(told.address)
         self._line.send("arrived", self.rank)
         self._shown_before, sys.excepthook = sys.excepthook, self._show_error
@@ -232,6 +248,74 @@ class ProcessGroup:
                 if self.rank == 0:
                     self._line.send("report", "the first steps are those of one device")
                 self.leave()
+        if self._forked:
+            os.waitpid(self._forked, 0)
+            self._forked = 0
+
+    def begin_check(self, known: Collection[object]) -> bool:
+        """Have whole batches computed once more, by a process that a member forks; returns whether one can.
+
+        Parameters
+        ----------
+        known
+            Processes of this one that the forked one leaves alone.
+
+        Notes
+        -----
+        The forked process has all that the script has made, and goes on with it from here. A member can be forked
+        where it computes on a CPU under Linux, and neither threads nor other processes of the script would be missed.
+        """
+        able = torch.zeros(self.world)
+        able[self.rank] = self._may_fork(known)
+        with self.ended_together():
+            self.all_reduce(able)
+        ranks = [rank for rank in self.members[1:] if able[rank]]  # what the main process writes, it writes once
+        if not ranks:
+            return False
+        self._checks_begun += 1
+        self.has_check = True
+        if self._hosts:
+            self._hosts = (*self._hosts[: self.world], self._hosts[ranks[0]])
+        if self.rank == ranks[0]:
+            self._fork_check()
+        if not self.checks:
+            self.everybody.close()
+        with self.ended_together():
+            self.everybody = self._grouped(f"everybody {self._checks_begun}", (*self.members, self.world))
+        return True
+
+    def _may_fork(self, known: Collection[object]) -> bool:
+        if not platform.FEATURES.fork or self.device.type != "cpu" or self.has_threads:
+            return False
+        if set(multiprocessing.active_children()) - set(known):
+            gc.collect()
+        threads = [each for each in threading.enumerate() if not {each.name, type(each).__name__} & _NOT_MISSED]
+        return threads == [threading.current_thread()] and not set(multiprocessing.active_children()) - set(known)
+
+    def _fork_check(self) -> None:
+        """Fork a process that computes whole batches; what it prints and writes by the way is nobody's."""
+        parent, drawn = os.getpid(), random.getstate()
+        self._forked = platform.fork()
+        if self._forked:
+            return
+        random.setstate(drawn)  # Python seeds it anew
+        platform.die_with_parent(parent)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(nowhere, stream)
+        torch.set_num_threads(1)
+        self._inherited += [self._line, self.members_group, self.everybody]  # which are the other process's to close
+        self._pid, self.rank, self.checks = os.getpid(), self.world, True
+        self._line, self.members_group = Line.dial(self._address), Group(0, 1)
+        self.when_leaving = []
+        atexit.register(self._end_fork)
+        for call in self.when_checking:
+            call()
+
+    def _end_fork(self) -> NoReturn:
+        """End without the handlers that belong to the process that was forked."""
+        self.close()
+        os._exit(0)
 
     def go_on_with(self, members: tuple[int, ...]) -> None:
         """Go on with some of the members; a process that is none of them ends here."""
@@ -343,6 +427,8 @@ class ProcessGroup:
 
     def tell_phases(self, steps: Sequence[tuple[object, ...]]) -> None:
         """Notify the launching program of what the phases of steps took; see `hetero.train.step_phases`."""
+        if self.checks:
+            return
         with suppress(LineClosedError):
             self._line.send("phases", self.rank, clock.wall_time_s() - clock.monotonic_s(), steps)
 
@@ -357,6 +443,10 @@ class ProcessGroup:
         except (GroupBrokenError, LineClosedError) as error:
             if self._recovers:
                 self._go_on_without(error, waits=False)
+            if self._forked and (ended := os.waitpid(self._forked, getattr(os, "WNOHANG", 0))[1]):
+                how = platform.describe_exit(os.waitstatus_to_exitcode(ended))
+                words = f"the process that computes whole batches {how}"
+                self._report("refused", f"{words}; leave the comparison out with --check-steps 0")
             self._report("broken", str(error))
             raise TrainingError(str(error)) from None
 
@@ -373,6 +463,8 @@ class ProcessGroup:
     def _show_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Show what has ended the script: one line where hetero refused something, else as Python does."""
         words = mistakes.last_words(error, trace) if self.is_own else None
+        if words is None and self.checks and self._checks_begun:  # nobody reads what a forked process writes
+            words = f"{kind.__name__}: {error}"
         if words is None:
             for note in filter(None, (explain(error) for explain in self.explanations if self.is_own)):
                 self._line.send("note", note)

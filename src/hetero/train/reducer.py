@@ -36,6 +36,7 @@ from hetero.train.values import TrainingError
 __all__ = ["Reducer"]
 
 _MOST_CHECKED = 64
+_ALL_COMPARED = 16
 _BITS = 0xFFFFFF  # that travel with gradients of float32, unchanged
 _COUNTS_CLOSE = {torch.float64: 1e-10, torch.float32: 1e-6}
 _COUNTS_ROUGH = 1e-2
@@ -91,6 +92,10 @@ class Reducer:
         self._clock = step_clock
         self.first_steps = FirstSteps(processes.everybody, 2 * MOST_TERMS + MOST_DRAWS, rough=processes.is_mixed)
         self.steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._compared: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._new = ""
+        self._trainings, self._passes_before = 1, 0
+        batches.compare_anew = self._compare_anew
         self.known: set[int] = set()
         self.exchanges = 0
         self.loss: float | None = None
@@ -114,8 +119,14 @@ class Reducer:
         self._totals: list[float] = []
         self._signature = 0.0
 
-    def manage(self, label: str, names: Sequence[str], parameters: Sequence[Tensor]) -> None:
-        """Reduce the gradients of parameters, those that are new, from now on."""
+    def manage(self, label: str, names: Sequence[str], parameters: Sequence[Tensor], *, compares: bool = True) -> None:
+        """Reduce the gradients of parameters, those that are new, from now on.
+
+        Parameters
+        ----------
+        compares
+            Whether the first steps with them are to be compared with one device.
+        """
         pairs = [(name, each) for name, each in zip(names, parameters, strict=True) if id(each) not in self.known]
         mistakes.raise_if(mistakes.uninitialized(label, [each for _, each in pairs]))
         if any(each.is_complex() for _, each in pairs):
@@ -126,12 +137,42 @@ class Reducer:
                 )
             )
         self.known.update(id(each) for _, each in pairs)
-        if pairs and self.exchanges and self._options.check_steps > 0 and not self._processes.has_check:
+        if pairs and compares:
+            self._is_new(label)
+        self._managed.append(ParameterRows(label, [name for name, _ in pairs], [each for _, each in pairs]))
+
+    def add(self, optimizer: Optimizer) -> None:
+        """Count the steps of an optimizer from now on, and compare its first ones."""
+        self.steps[optimizer] = 0
+        self._compared.add(optimizer)
+        self._is_new(type(optimizer).__name__)
+
+    def _is_new(self, label: str) -> None:
+        """Record that something is trained from now on that was not there in the steps that were compared."""
+        compares = self._options.check_steps > 0 and not self._processes.has_check and not self._processes.is_alone
+        if self.exchanges and compares:
+            self._new = self._new or label
+
+    def _compare_anew(self, known: Collection[object]) -> None:
+        """Compare the next steps with one device, as the first ones were, where something new is trained."""
+        if not self._new or self._processes.has_check:
+            return
+        label, self._new = self._new, ""
+        self._trainings += 1
+        if self._trainings > _ALL_COMPARED and self._trainings & (self._trainings - 1):
             self._processes.note(
-                f"{label} is prepared after the steps that are compared with one device, and is not compared: "
+                f"of more than {_ALL_COMPARED} trainings in a script, only number 32, 64, 128 and so on are compared "
+                "with one device"
+            )
+        elif self._processes.begin_check(known):
+            self.first_steps.group = self._processes.everybody
+            self._passes_before = self._batches.passes
+        else:
+            self._processes.note(
+                f"{label} is prepared after the steps that are compared with one device, and is not compared, as that "
+                "takes a second process on a CPU under Linux, without threads or processes of the script: "
                 "--check-steps with as many steps as come before it, and two more, does that"
             )
-        self._managed.append(ParameterRows(label, [name for name, _ in pairs], [each for _, each in pairs]))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -196,7 +237,7 @@ class Reducer:
             )
         with self._clock.in_backward():
             self._pass(loss, weight, options)
-        if not self.steps:
+        if not self._compared:
             self._count_down()
         self._batches.leave_if_undivided()
 
@@ -233,6 +274,11 @@ class Reducer:
         self._batches.computed(is_synced=self._syncs)
 
     def _weighted(self, loss: Tensor, weight: float | None, options: dict[str, Batch]) -> None:
+        if self._new:
+            self._processes.note(
+                f"{self._new} is prepared after the steps that are compared with one device, and its first ones "
+                "are not compared: a comparison begins with a loop over a prepared loader, or with fleet.split"
+            )
         terms = _terms(loss, weight, options)
         self._last_terms = terms
         self._signature = _told(terms, is_empty=self._batches.has_none)
@@ -576,9 +622,10 @@ class Reducer:
         """End the check when every optimizer has done its steps."""
         if not self._processes.has_check:
             return
-        wanted = self._options.check_steps
-        done = min(self.steps.values()) if self.steps else self._batches.passes
-        if done >= wanted or self._batches.passes >= _MOST_CHECKED * wanted:
+        wanted, passes = self._options.check_steps, self._batches.passes - self._passes_before
+        done = min((self.steps[each] for each in self._compared), default=passes)
+        if done >= wanted or passes >= _MOST_CHECKED * wanted:
+            self._compared.clear()
             self._processes.dismiss_check(ends=self._options.check_only)
 
     def _refuse(self, terms: Sequence[Term], where: str) -> NoReturn:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -149,6 +149,9 @@ class SharedBatches:
         The own part of the batch that a loader has handed out last, None where it is not known any more.
     is_stale
         Whether a process is lost that had rows of the batch that was handed out last.
+    compare_anew
+        Called before a batch is read where no other one is in use, with the processes that loaders read by: whole
+        batches can be computed from here on.
     """
 
     def __init__(
@@ -177,6 +180,7 @@ class SharedBatches:
         self._wanted: tuple[float, ...] = ()
         self.current: Batch = None
         self.is_stale = False
+        self.compare_anew: Callable[[Collection[object]], None] = lambda workers: None
         self._source: object = None
         self._loaders: weakref.WeakSet[SharedLoader] = weakref.WeakSet()
         self._remembered: tuple[int, int, int, set[Optimizer], set[Optimizer], dict[SharedLoader, int]] | None = None
@@ -185,6 +189,7 @@ class SharedBatches:
         self._begins = False
         processes.explanations.append(self._why)
         processes.when_lost.append(self._share_anew)
+        processes.when_checking.append(self._check_from_here)
 
     def _first_shares(self) -> tuple[float, ...]:
         """Return shares that differ, so that what one process has as many of as rows, by chance, another has not."""
@@ -211,7 +216,10 @@ class SharedBatches:
         """Record that a loader begins an epoch, before which a device may be left out."""
         self._clock.script_ends()
         self._begins = True
-        if not self._wanted or self.order.ahead or self.has_unsynced or not self.order.is_done(source):
+        self.begin_batch(source)
+        if not self._wanted or self._processes.has_check or self.order.ahead:
+            return
+        if self.has_unsynced or not self.order.is_done(source):
             return
         if self._is_nothing_missed(self._wanted, by_value=True):
             self.shares, self._wanted, self._leaving = self._wanted, (), 1
@@ -219,6 +227,18 @@ class SharedBatches:
         self._asked += 1
         if self._asked == _MOST_ASKED:
             self._wanted = ()
+
+    def begin_batch(self, source: object) -> None:
+        """Record that the next batch is about to be read, in this process, by nobody ahead of it."""
+        is_done = self.order.is_done(source) and (self._begins or not self.order.ahead)
+        if is_done and not self.has_unsynced and not self._leaving and not self._processes.is_recovering:
+            self.compare_anew([each for loader in self._loaders for each in loader.workers])
+
+    def _check_from_here(self) -> None:
+        """Go on in a process that was forked to compute whole batches: those that it has are whole from here on."""
+        self._wanted = ()
+        for loader in self._loaders:
+            loader.leave_workers()
 
     def hand_out(self, rows: Rows, shares: tuple[float, ...], source: object) -> None:
         """Record which rows of a batch the script gets next; a process that is left out ends here."""
@@ -284,6 +304,7 @@ class SharedBatches:
     def split(self, batch: Batch, dim: int) -> Batch:
         """Return the own rows of a batch that the script made itself."""
         self._clock.script_ends()
+        self.begin_batch("split")
         samples = samples_in(batch, dim)
         if samples is None and isinstance(batch, list):
             samples = len(batch)

@@ -35,6 +35,8 @@ _KEPT = (
 )  # fmt: skip
 
 _END = object()
+_of_others: list[object] = []
+"""Readers of the process that this one was forked from, which end their workers where they are dropped."""
 
 Batch = Any
 """What a loader yields: tensors, arrays, and tuples, lists and dicts of them; the user's own classes too."""
@@ -59,6 +61,10 @@ class BatchOwner(Protocol):
 
     def begin_batches(self, source: object) -> None:
         """Record that a loader begins an epoch."""
+        ...
+
+    def begin_batch(self, source: object) -> None:
+        """Record that the next batch is about to be read."""
         ...
 
     def hand_out(self, rows: Rows, shares: tuple[float, ...], source: object) -> None:
@@ -290,6 +296,8 @@ class SharedLoader:
         try:
             self._reader = iter(self._inner)
             while True:
+                if not self._ahead:
+                    self._fleet.begin_batch(self)
                 batch = next(self._reader, _END)
                 if batch is _END:
                     return
@@ -315,6 +323,16 @@ class SharedLoader:
         if not rows.count and not torch.is_grad_enabled():  # nothing is to be counted twice
             batch = part_of(batch, Rows(0, 0, 1))
         return self._fleet.place(batch)
+
+    @property
+    def workers(self) -> list[object]:
+        """The processes that read between epochs, too."""
+        return list(getattr(self._inner._iterator, "_workers", ()))
+
+    def leave_workers(self) -> None:
+        """Go on in a process that was forked, with processes of its own that read; those that there are stay."""
+        _of_others.append(self._inner._iterator)
+        self._inner._iterator = None
 
     @property
     def is_open(self) -> bool:

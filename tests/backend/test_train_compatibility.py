@@ -7,6 +7,8 @@ import gc
 import itertools
 import json
 import random
+import subprocess
+import sys
 import threading
 import warnings
 from collections import deque
@@ -1133,6 +1135,72 @@ def test_whatever_a_dataset_keeps_or_reads_is_looked_at(
     assert difference(before, found()) == ""
     change(data)
     assert difference(before, found()) == name
+
+
+TRAVELLING_PROGRAM = """
+import types
+import numpy as np
+import torch
+from hetero.train.compatibility import fingerprint
+from hetero.train.data import what_decides
+scale = 1.0
+class Kept:
+    value = 1.0
+    def __get__(self, instance, owner):
+        return self.value
+    def __set__(self, instance, value):
+        self.value = value
+class Meta(type):
+    factor = 1.0
+class Base(torch.utils.data.Dataset, metaclass=Meta):
+    def __getitem__(self, index):
+        return index * scale
+class Readings(Base):
+    scaled, kept = property(lambda self: scale), Kept()
+    def __init__(self):
+        self.table = {"by": 1.0}
+        self.seen, self.many = types.MappingProxyType(self.table), dict.fromkeys(range(20_000), 1.0)
+        self.objects = np.array([{"by": 1.0}, None], dtype=object)
+        self.sparse = torch.eye(6).to_sparse()
+        self.chain = self.leaf = {}
+        for _ in range(80):
+            self.chain = {"next": self.chain}
+    def __len__(self):
+        return 1
+    def __getitem__(self, index):
+        return super().__getitem__(index)
+def rescale():
+    global scale
+    scale = 0.5
+changes = {
+    "a global that a property or a method of the base reads": lambda data: rescale(),
+    "a property": lambda data: setattr(Readings, "scaled", property(lambda self: 0.2)),
+    "a descriptor": lambda data: setattr(data, "kept", 0.5),
+    "a view of a dict": lambda data: data.table.update(by=0.5),
+    "a large dict": lambda data: data.many.update({7: 2.0}),
+    "an object in an array": lambda data: data.objects[0].update(by=0.5),
+    "the values of a sparse tensor": lambda data: data.sparse.values().mul_(2),
+    "a long chain": lambda data: data.leaf.update(value=1),
+    "code": lambda data: setattr(Base.__getitem__, "__code__", (lambda self, index: 0).__code__),
+    "a metaclass": lambda data: setattr(Meta, "factor", 0.5),
+}
+if __name__ == "__main__":
+    data = Readings()
+    def found():
+        return {part: fingerprint(value) for part, value in what_decides(data, "the data").items()}
+    for name, change in changes.items():
+        before = found()
+        assert before == found(), name
+        change(data)
+        assert before != found(), name
+"""
+
+
+def test_whatever_travels_of_a_dataset_of_the_program_is_looked_at(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(TRAVELLING_PROGRAM)
+    ended = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_what_a_path_remembers_of_itself_is_no_change() -> None:

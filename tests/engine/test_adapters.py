@@ -27,7 +27,7 @@ import psutil
 import pytest
 
 import hetero
-from hetero.errors import BadValueError, NothingFitsError
+from hetero.errors import BadValueError, NothingFitsError, SerialisationError
 from hetero.model.device import HOST_NODE
 from hetero.session.options import ContextOptions
 from tests.needs import PROJECT, foreign_tests, need
@@ -309,6 +309,20 @@ def test_a_joblib_call_that_cannot_travel_fails_its_loop_also_late(ctx: hetero.C
     for number in (0, 30):
         with pytest.raises((pickle.PicklingError, RuntimeError), match="cannot be pickled"):
             loop(joblib.delayed(type)(Fails() if i == number else i) for i in range(40))
+
+
+def counted_up(count: int) -> Iterator[int]:
+    return (number for number in range(count))
+
+
+def test_the_joblib_call_whose_result_cannot_travel_is_named(ctx: hetero.Context) -> None:
+    hetero.tasks.register_joblib(ctx)
+    loop = joblib.Parallel(n_jobs=2, backend="hetero")
+    assert loop(joblib.delayed(abs)(number) for number in range(4)) == [0, 1, 2, 3]
+    with pytest.raises(SerialisationError, match=r"the result of counted_up .* cannot travel back"):
+        loop(joblib.delayed(counted_up)(number) for number in range(4))
+    with ctx.executor() as pool, pytest.raises(SerialisationError, match=r"the result of counted_up .* cannot"):
+        list(pool.map(counted_up, [1, 2], chunksize=2))
 
 
 def test_joblib_counts_jobs_as_it_does_elsewhere(ctx: hetero.Context) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 import hetero
 from hetero.engines.local import process_proxy
-from hetero.floor.errors import NothingFitsError, TaskCancelledError
+from hetero.floor.errors import HeteroError, NothingFitsError, TaskCancelledError
 from hetero.session import callbacks
 
 pytestmark = pytest.mark.timeout(100)
@@ -200,6 +200,32 @@ def test_a_context_closes_with_a_frozen_worker_and_with_one_that_heeds_nothing(o
     ends_soon(ctx.close)
     assert is_gone(first)
     assert is_gone(second)
+
+
+@pytest.mark.parametrize("how", [{"isolation": "thread"}, {"isolation": "process"}, {"engine": "inline"}])
+def test_a_context_closes_although_another_thread_goes_on_submitting(how: dict[str, str], no_leaks: None) -> None:
+    ctx = hetero.Context(devices="1xcpu", history=False, **how)
+    given: list[Any] = []
+    refused: list[str] = []
+
+    def submit_on() -> None:
+        try:
+            while True:
+                given.append(ctx.submit(abs, -len(given)))
+        except HeteroError as error:
+            refused.append(str(error))
+
+    thread = threading.Thread(target=submit_on)
+    thread.start()
+    while len(given) < 20:
+        time.sleep(0.001)
+    late: list[Any] = []
+    given[0].add_done_callback(lambda _: late.append(ctx.submit(abs, -7)))
+    ctx.close()
+    thread.join(60)
+    assert "is closed" in refused[0]
+    assert [each.result(0) for each in given] == list(range(len(given)))
+    assert [each.result(0) for each in late] == [7]
 
 
 def test_a_callback_that_never_returns_or_wants_to_exit_holds_up_no_close(

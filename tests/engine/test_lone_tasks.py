@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -102,6 +103,20 @@ def test_a_lone_small_task_takes_few_calls() -> None:
         for _ in range(300):
             ctx.submit(nop).result(60)
         assert statistics.median(calls_of(lambda: ctx.submit(nop).result()) for _ in range(60)) <= CALLS
+
+
+@pytest.mark.parametrize("how", [{"isolation": "thread"}, {"isolation": "process"}, {"engine": "inline"}])
+def test_a_caller_without_stack_is_refused_and_the_others_go_on(how: dict[str, str]) -> None:
+    with hetero.Context(devices="1xcpu", history=False, **how) as ctx:
+
+        def down(hand_in: Callable[[], object]) -> None:
+            hand_in()
+            down(hand_in)
+
+        for hand_in in (partial(ctx.submit, abs, -1), partial(ctx.put, [1]), partial(ctx.map, abs, [-1])):
+            with pytest.raises(RecursionError, match="no room left to hand anything to hetero"):
+                down(hand_in)
+            assert ctx.run(abs, -3) == 3
 
 
 def profile_into(files: list[str]) -> Callable[[FrameType, str, object], None]:

@@ -526,6 +526,14 @@ def test_a_loss_that_a_callback_changes_is_refused_and_data_changed_between_fits
     assert distance(model, expected) < 1e-12
 
 
+def test_other_data_for_a_trainer_are_refused() -> None:
+    model = net().double()
+    with hetero.Trainer(model, nn.CrossEntropyLoss(), adam, data(), global_batch=32, devices=OPEN[ONE]) as trainer:
+        with pytest.raises(BadValueError, match="the data of a Trainer were given another value, tuple; make another"):
+            trainer.data = data()
+        assert len(trainer.data) == 96
+
+
 def test_other_parameters_for_a_function_that_made_the_optimizer_are_refused() -> None:
     model = net().double()
     with hetero.Trainer(model, nn.CrossEntropyLoss(), adam, data(), global_batch=32, devices=OPEN[ONE]) as trainer:

@@ -132,6 +132,7 @@ class Driver(Loop):
         if self._closed or self._broken is not None:
             problem = self._broken.message if self._broken else "the context is closed"
             raise EngineError(problem, remedy="make a new one")
+        self._refuse_deep_stack()
         key = (task.signature.partition("|")[0], id(task.request))
         if key not in self._able:
             self._refuse(task, key)
@@ -210,6 +211,7 @@ class Driver(Loop):
         SerialisationError
             The value cannot travel.
         """
+        self._refuse_deep_stack()
         item = self.new_id()
         nbytes = self.engine.put(item, value)
         if nbytes:

@@ -6,6 +6,7 @@ It must not decide anything, and calls no code of the user's while it holds the 
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -143,6 +144,8 @@ class Explanation(NamedTuple):
 
 LOGS_S = 1.0
 """How long a result waits for the handlers of the log records that came before it."""
+
+_FRAMES_NEEDED = 100
 
 LONE_TASKS = 32
 """The core hears of tasks that were sent alone when so many have ended …"""
@@ -284,6 +287,15 @@ class Loop:
     def _post(self, events: Sequence[Event | EventBatch]) -> None:
         self._inbox.extend(events)
         self._drain()
+
+    @staticmethod
+    def _refuse_deep_stack() -> None:
+        """Raise RecursionError in a thread whose stack has no room for the scheduler, which cannot stop half way."""
+        try:
+            sys._getframe(sys.getrecursionlimit() - _FRAMES_NEEDED)
+        except ValueError:
+            return
+        raise RecursionError("maximum recursion depth exceeded: there is no room left to hand anything to hetero")
 
     def _drain(self) -> None:
         """Empty the inbox, unless another thread is at it or asks a question: that one takes what was put in."""

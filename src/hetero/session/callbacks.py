@@ -51,6 +51,11 @@ class Callbacks:
         if closed:
             _call(function)
 
+    @property
+    def is_own_thread(self) -> bool:
+        """Return whether this is called from the thread that calls the functions."""
+        return self._thread is threading.current_thread()
+
     def settle(self) -> None:
         """Wait until everything that was handed in has been called, for `PATIENCE_S` at most."""
         if self._thread is not None and self._thread is not threading.current_thread():

@@ -18,7 +18,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Unpack
 
-from hetero.drive.frame import KEPT_MARK
+from hetero.drive.frame import KEPT_MARK, current
 from hetero.engines.base import Call, ItemRef, Nest, NodeUsage
 from hetero.floor.deprecation import Moved, moved_keywords, renamed_keywords
 from hetero.floor.errors import BadValueError, HeteroError, SerialisationError
@@ -164,6 +164,7 @@ class Context(AsyncTwins):
         self.held: tuple[int, str] | None = None
         self._lock = threading.Lock()
         self._callbacks = Callbacks()
+        self._ending: int | None = None
         this = weakref.ref(self)
         start = None if given.initializer is None else Initializer(given.initializer, tuple(given.initargs))
         setup = WorkerSetup(tag_output=self.config.tag_output, initializer=start)
@@ -235,8 +236,8 @@ class Context(AsyncTwins):
         around
             Lays something around the function.
         """
-        if self.closed:
-            self._refuse()
+        if self._ending is not None:
+            self._refuse_late()
         driver, source = self.driver, task.source
         function = source.current() if self._profiling is None else self._profiling.of(source.current())
         if task.surroundings is not None:
@@ -368,8 +369,8 @@ class Context(AsyncTwins):
         ...     ctx.run(max, rows), ctx.run(min, rows)
         (3, 1)
         """
-        if self.closed:
-            self._refuse()
+        if self._ending is not None:
+            self._refuse_late()
         driver = self.driver
         item = driver.put(value)
         future = Future(self, item, type(value).__name__, is_task=False)
@@ -622,7 +623,8 @@ class Context(AsyncTwins):
         Parameters
         ----------
         wait
-            True waits for the tasks and brings their results into the program; False stops them.
+            True waits for the tasks and brings their results into the program; False stops them. From now on only
+            tasks of this process and callbacks of futures may hand in more.
 
         Raises
         ------
@@ -639,8 +641,13 @@ class Context(AsyncTwins):
         1
         """
         refuse_held(self.held, "close the Context")
+        self._ending = threading.get_ident()
         if wait and not self.closed:
-            self._bring_home()
+            try:
+                self._bring_home()
+            except BaseException:
+                self._ending = None
+                raise
         with self._lock:
             if self.closed:
                 return
@@ -731,12 +738,18 @@ class Context(AsyncTwins):
 
     def _leave_fork(self, error: HeteroError) -> None:
         """Take leave of the fleet in a process that was forked from the one that opened it; touches no lock."""
-        self.closed = True
+        self.closed, self._ending = True, threading.get_ident()
         self._forked = error
         self._lock, self._callbacks = threading.Lock(), Callbacks()
         for future in self._futures():
             future._forked(error)
         self.driver.leave(error)
+
+    def _refuse_late(self) -> None:
+        """Refuse work while the Context closes, but for what belongs to the work that it waits for."""
+        inside = self._callbacks.is_own_thread or current() is not None or threading.get_ident() == self._ending
+        if self.closed or not inside:
+            self._refuse()
 
     def _refuse(self) -> NoReturn:
         """Raise what is said of a Context that takes no more work."""

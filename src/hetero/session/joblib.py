@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.drive.frame import current
+from hetero.engines.base import Function
 from hetero.engines.shared.wire import cloud_pickler
 from hetero.floor.errors import BadValueError, MissingPackageError
 from hetero.session.functions import FunctionSource
@@ -329,7 +330,7 @@ def _batch_task(batch: object, on: list[str]) -> TaskFunction[..., object]:
 
 
 class _BatchSource(FunctionSource):
-    """The source of all batches, with a key of measured times of its own for each inner function."""
+    """The source of all batches, with a key of its own for each inner function: workers know them by name, too."""
 
     __slots__ = ()
 
@@ -337,10 +338,10 @@ class _BatchSource(FunctionSource):
         super().__init__(_run_batch, {}, name)
 
     def current(self) -> Any:
-        """Return the function; only the key of its times differs."""
+        """Return the function; only its name and keys differ."""
         function = super().current()
         self.model_key = f"joblib.{self.name}"
-        return function
+        return Function(f"{function.key}|{self.name}", self.name, function.default, function.implementations)
 
 
 def _backend_class() -> Any:

@@ -10,6 +10,7 @@ import array
 import functools
 import inspect
 import json
+import pickle
 import sys
 import threading
 import types
@@ -25,6 +26,7 @@ from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 from torch.optim import optimizer as torch_optimizer
 
+from hetero.engines.shared.wire import cloud_pickler
 from hetero.floor.contexts import transparent
 from hetero.floor.errors import BadValueError
 
@@ -406,7 +408,7 @@ def seen(model: object, loss: object, optimizer: object = None) -> dict[str, obj
 def _code_of(whole: torch.nn.Module) -> list[object]:
     """Return the functions of the classes of modules that are the program's own, and no installed package's."""
     kinds = dict.fromkeys(kind for module in whole.modules() for kind in _own_kinds(type(module)))
-    return [each for kind in kinds for each in (*own_methods(kind).values(), class_values(kind))]
+    return [each for kind in kinds for each in (*own_methods(kind).values(), class_values(kind), kind)]
 
 
 def _own_kinds(kind: type) -> list[type]:
@@ -476,7 +478,8 @@ def _held(tensor: torch.Tensor) -> object:
 
 
 def _version(tensor: torch.Tensor) -> tuple[int, int, tuple[int, ...]]:
-    return tensor.data_ptr(), tensor._version, tuple(tensor.shape)
+    place = tensor.data_ptr() if tensor.layout == torch.strided else id(tensor)
+    return place, tensor._version, tuple(tensor.shape)
 
 
 def fingerprint(value: object) -> object:
@@ -484,8 +487,7 @@ def fingerprint(value: object) -> object:
 
     Notes
     -----
-    Of arrays of more than 256 MiB only some parts are read; lists of more than 10,000 entries count by their length,
-    and a function by what it closes over and the plain values that it reads of its module.
+    What would travel to a worker is compared as bytes. Of arrays of more than 256 MiB only some parts are read.
 
     Examples
     --------
@@ -495,7 +497,45 @@ def fingerprint(value: object) -> object:
     >>> before == fingerprint(table)
     False
     """
-    return _print(value, 0, set())
+    return _print(value, 0, set()), _travelling(value)
+
+
+def _travelling(value: object) -> object:
+    """Return a checksum of what would travel of a value to a worker, without large buffers; None where it cannot."""
+    file = _Checksum()
+    try:
+        _checksum_pickler()(file, 5, buffer_callback=file.buffer).dump(value)
+    except Exception:  # noqa: BLE001  pickling runs the program's own code
+        return None
+    return file.found
+
+
+class _Checksum:
+    """A file that keeps no more than a checksum of what is written."""
+
+    def __init__(self) -> None:
+        self.found = 0
+
+    def write(self, data: bytes) -> None:
+        """Take bytes in."""
+        self.found = zlib.crc32(data, self.found)
+
+    def buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        """Take a buffer of an array in, a large one by its size: who knows the array compares it."""
+        raw = buffer.raw()
+        self.write(raw if raw.nbytes <= _MOST_HELD_BYTES else str(raw.nbytes).encode())
+        return False
+
+
+@functools.cache
+def _checksum_pickler() -> Any:
+    class ChecksumPickler(cloud_pickler()):  # type: ignore[misc]
+        def reducer_override(self, value: Any) -> object:
+            if isinstance(value, types.MethodType):  # of its object it may read a part
+                return getattr, (type(value.__self__), value.__name__)
+            return super().reducer_override(value)
+
+    return ChecksumPickler
 
 
 def _print(value: Any, depth: int, met: set[int]) -> object:

@@ -326,7 +326,7 @@ def what_decides(data: object, name: str) -> dict[str, object]:
         return {f"the inputs of {name}": data[0], f"the targets of {name}": data[1]}
     held = {**class_values(type(data)), **getattr(data, "__dict__", {})}
     parts: dict[str, object] = {f"{key} of {name}": value for key, value in held.items()}
-    code = list(own_methods(type(data)).values())
+    code = [*own_methods(type(data)).values(), type(data)]
     return {**parts, name: data if not parts else None, f"something that the code of {name} uses": code}
 
 

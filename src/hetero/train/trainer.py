@@ -148,31 +148,31 @@ class Trainer:
         given = argument_checks.train_options(global_batch, options)
         read = options_argument("data_options", data_options, DataOptions) or DataOptions()
         self._given = (data, read.augment, read.readers)
-        self.data = prepared(as_samples(data), read.augment, read.readers)
-        self._samples = len(self.data)  # a dataset of the program's own may grow
+        self._data = prepared(as_samples(data), read.augment, read.readers)
+        self._samples = len(self._data)  # a dataset of the program's own may grow
         self._data_seen = self._data_now()
         layout = given.layout
         if layout == "auto" and torch.are_deterministic_algorithms_enabled():
             layout = "channels_first"
-        in_turn = self.data.draw.shuffle if given.shuffle is None else given.shuffle
+        in_turn = self._data.draw.shuffle if given.shuffle is None else given.shuffle
         self.options = replace(given, shuffle=in_turn, layout=layout)
         chosen_modules(model, given.recompute)
         self.model = model
         self.loss = loss
         self.optimizer = optimizer
-        argument_checks.sampling(self.data, self.options, logged=read.sample_log is not None)
-        self._steps_an_epoch = -(-self.data.an_epoch(given.global_batch) // given.global_batch)
+        argument_checks.sampling(self._data, self.options, logged=read.sample_log is not None)
+        self._steps_an_epoch = -(-self._data.an_epoch(given.global_batch) // given.global_batch)
         kept = CheckpointOptions(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
         self._checkpoint = options_argument("checkpoint", kept, CheckpointOptions)
         self._sample_log = argument_checks.folder(read.sample_log)
         self.callbacks = argument_checks.callbacks(callbacks)
         self.reports: list[EpochReport] = []
         self.notes: list[str] = []
-        self._costs = None if read.cost is None else argument_checks.costs(read.cost, len(self.data))
+        self._costs = None if read.cost is None else argument_checks.costs(read.cost, len(self._data))
         self._fleet, self._ctx = devices_or_context(devices, context)
         self._lent = self._ctx is not None
         self._opening = context or ContextOptions()
-        self._fitting = Fitting(model, loss, optimizer, self.data, self.options)
+        self._fitting = Fitting(model, loss, optimizer, self._data, self.options)
         self._kept: Any = None
         self._seen: dict[str, object] = {}
         self._test: object = None
@@ -278,7 +278,7 @@ class Trainer:
         checkpoints = self._checkpoints()
         if checkpoints is None:
             raise BadValueError("this Trainer keeps no checkpoints", remedy="give checkpoint=FOLDER")
-        an_epoch = self.data.an_epoch(self.options.global_batch)
+        an_epoch = self._data.an_epoch(self.options.global_batch)
         found = checkpoints.newest_of(run_facts(self.options, an_epoch))
         if found is None:
             return 0
@@ -499,7 +499,7 @@ class Trainer:
                 on_host=frozenset(device.short for device in self.devices if device.is_host),
             )
             ids = {device.short: device.id for device in self.devices}
-            given = (job, self._put(self.data), self._put(test))
+            given = (job, self._put(self._data), self._put(test))
 
             def start(name: str) -> Future:
                 made = judged_by_caller(task(train_member, on=(ids[name],), name="train"))
@@ -525,6 +525,18 @@ class Trainer:
                 self.context.held = None
             return state
 
+    @property
+    def data(self) -> Samples:
+        """The samples that are trained on."""
+        return self._data
+
+    @data.setter
+    def data(self, data: object) -> None:
+        raise BadValueError(
+            f"the data of a Trainer were given another value, {type(data).__name__}",
+            remedy="make another Trainer for other data",
+        )
+
     def _checkpoints(self) -> TrainingCheckpoints | None:
         return TrainingCheckpoints(self._checkpoint.path, self._checkpoint.keep) if self._checkpoint else None
 
@@ -535,7 +547,7 @@ class Trainer:
 
     def _put(self, samples: Samples | None) -> object:
         """Send samples once; those that are trained on stay for further runs."""
-        if samples is not self.data:
+        if samples is not self._data:
             return None if samples is None else self.context.put(samples)
         if self._kept is None:
             self._kept = self.context.put(samples)
@@ -603,7 +615,7 @@ class Trainer:
         What threads read one by one they share with the program; what one reads may change it meanwhile.
         """
         shared = any(device.isolation == "thread" for device in self.devices)
-        if not self.callbacks or (shared and self.data.one_by_one):
+        if not self.callbacks or (shared and self._data.one_by_one):
             return {}
         tested = {} if self._test is None else what_decides(self._test, "the test data")
         return {**self._data_now(), **{name: fingerprint(part) for name, part in tested.items()}}
@@ -611,16 +623,16 @@ class Trainer:
     def _look_at_data(self) -> None:
         """Have the data travel again where the program has changed them in place."""
         found = self._data_now()
-        if found == self._data_seen and len(self.data) == self._samples:
+        if found == self._data_seen and len(self._data) == self._samples:
             return
         given, augment, readers = self._given
         data = prepared(as_samples(given), augment, readers)
-        if len(data) != self._samples or data.draw != self.data.draw:
+        if len(data) != self._samples or data.draw != self._data.draw:
             raise BadValueError(
                 f"the data have {len(data)} samples, and had {self._samples} when the Trainer was made",
                 remedy="make another Trainer for other data",
             )
-        self.data, self._data_seen, self._kept = data, found, None
+        self._data, self._data_seen, self._kept = data, found, None
 
     def _show(self, state: bytes) -> None:
         """Restore the program's model and optimizer to the state of an epoch, from where training goes on."""

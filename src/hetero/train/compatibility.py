@@ -516,7 +516,7 @@ class _Checksum:
     def __init__(self) -> None:
         self.found = 0
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Take bytes in."""
         self.found = zlib.crc32(data, self.found)
 

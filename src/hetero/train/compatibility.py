@@ -528,9 +528,9 @@ class _Checksum:
 
 
 @functools.cache
-def _checksum_pickler() -> Any:
+def _checksum_pickler() -> type[pickle.Pickler]:
     class ChecksumPickler(cloud_pickler()):  # type: ignore[misc]
-        def reducer_override(self, value: Any) -> object:
+        def reducer_override(self, value: object) -> object:
             if isinstance(value, types.MethodType):  # of its object it may read a part
                 return getattr, (type(value.__self__), value.__name__)
             return super().reducer_override(value)

@@ -223,7 +223,7 @@ def _reduce_by_value(value: Any) -> object:
     return NotImplemented
 
 
-def _is_of_program(value: Any) -> bool:
+def _is_of_program(value: Callable[..., object]) -> bool:
     """Return whether a worker cannot import it: it stands in the program's own module, or inside a function."""
     module, found = sys.modules.get(value.__module__ or ""), None
     if module is None or value.__module__ == "__main__":

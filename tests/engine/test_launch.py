@@ -331,10 +331,18 @@ def test_without_strictness_a_run_goes_on_and_says_so(tmp_path: Path) -> None:
     [
         ("fleet.rank == 1 and number == 3 and os.kill(os.getpid(), signal.SIGKILL)", 137, "cpu:1 was ended by SIGKILL"),
         pytest.param(
-            "fleet.rank == 1 and number == 3 and sys.exit(0)", 1, "cpu:1 reached the end of the script", marks=MORE
+            "fleet.rank == 1 and number == 3 and sys.exit(0)",
+            1,
+            "cpu:1 ended by itself with exit code 0 after 3 steps, and others have steps left",
+            marks=MORE,
+        ),
+        (
+            "fleet.step(lambda: (fleet.rank == 1 and number == 3 and os._exit(0), fleet.wait()))",
+            1,
+            "cpu:1 ended by itself with exit code 0 after 3 steps, and others have steps left",
         ),
     ],
-    ids=["killed", "early"],
+    ids=["killed", "early", "early in a step"],
 )
 def test_a_process_that_ends_takes_all_with_it(before: str, code: int, words: str, tmp_path: Path) -> None:
     found = launched(tmp_path, written(tmp_path, MODEL.format(before=before, loss=ENTROPY)))

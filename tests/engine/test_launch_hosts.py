@@ -404,3 +404,14 @@ def test_a_line_to_another_host_closes_when_that_does_not_answer() -> None:
         assert {name: connection.getsockopt(socket.IPPROTO_TCP, name) for name in options} == options
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         line.close()
+
+
+def test_members_of_a_group_are_missed_when_their_host_does_not_answer() -> None:
+    import socket
+
+    from hetero.comm.mesh import Mesh
+
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as connection:
+        Mesh(0, {1: connection}, ("127.0.0.1", "127.0.0.1"))
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 15000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -60,6 +61,48 @@ def test_hosts_see_each_other_their_bytes_are_counted_and_nothing_is_left() -> N
 def test_speeds_that_are_none_are_told(speeds: list[float]) -> None:
     with pytest.raises(BadValueError, match="give 1 to 200 speeds above 0"), fleet_of_namespaces(speeds):
         pass
+
+
+_WAITS = """
+import json, sys, numpy as np
+from hetero.comm.errors import GroupBrokenError
+from hetero.comm.group import Group
+
+class Meeting:
+    library = "none"
+
+    def exchange(self, word, mine, deadline_s):
+        print(mine.hex(), flush=True)
+        return [bytes.fromhex(each) for each in json.loads(input())]
+
+rank = int(sys.argv[1])
+group = Group(rank, 2, Meeting(), None, 600.0, address=sys.argv[2], beyond_loopback=True)
+group.all_reduce(np.ones(2))
+print("summed", flush=True)
+if rank:
+    input()
+try:
+    group.all_reduce(np.ones(2))
+except GroupBrokenError as error:
+    print(error)
+"""
+
+
+def test_a_member_that_is_cut_off_is_missed_long_before_the_deadline() -> None:
+    need("netns")
+    with fleet_of_namespaces([1e8, 1e8]) as fleet:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        words = [[sys.executable, "-c", _WAITS, str(rank), host.address] for rank, host in enumerate(fleet.hosts)]
+        members = [fleet.popen(rank, each, **pipes) for rank, each in enumerate(words)]
+        told = json.dumps([member.stdout.readline().strip() for member in members])
+        for member in members:
+            print(told, file=member.stdin, flush=True)
+        assert [member.stdout.readline() for member in members] == ["summed\n"] * 2
+        fleet.connect(1, up=False)
+        said, _ = members[0].communicate(timeout=120)
+        assert said.startswith("rank 1 is gone"), said
+        members[1].kill()
+        members[1].communicate()
 
 
 @pytest.mark.slow

@@ -40,6 +40,22 @@ while True:
         if step == 20:
             print("trains", flush=True)
 """
+RECOVERS = """
+def train(inputs):
+    optimizer.zero_grad()
+    model(inputs).square().mean().backward()
+    optimizer.step()
+
+step = alone = 0
+while alone < 20:
+    for (inputs,) in loader:
+        fleet.step(train, inputs)
+        step += 1
+        alone += fleet.step(lambda: int(fleet.sum(1))) == 1
+        if step == 20:
+            print("trains", flush=True)
+fleet.print("over")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +104,14 @@ def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid)
 
 
-@pytest.mark.parametrize("cut", [False, True], ids=["killed", "cut off"])
-def test_a_host_that_is_lost_ends_all_processes_on_both(cut: bool, hosts: Cluster, tmp_path: Path) -> None:
-    """The last one of this file: a host that was cut off is no part of the cluster any more."""
+@pytest.mark.parametrize(
+    ("cut", "recovers"), [(False, False), (True, True), (True, False)], ids=["killed", "recovers", "cut off"]
+)
+def test_a_host_that_is_lost_ends_all_processes_on_both_or_is_done_without(
+    cut: bool, recovers: bool, hosts: Cluster, tmp_path: Path
+) -> None:
     script = tmp_path / "goes_on.py"
-    script.write_text(GOES_ON)
+    script.write_text(GOES_ON.partition("step = 0")[0] + RECOVERS if recovers else GOES_ON)
     hosts.copy(0, script)
     words = (*LAUNCH, "--check-steps", "0", "--shares", "equal", "--prints", "all", str(script))
     with hosts.start(0, str(Path(sys.executable).with_name("hetero")), *words) as program:
@@ -107,8 +126,14 @@ def test_a_host_that_is_lost_ends_all_processes_on_both(cut: bool, hosts: Cluste
         else:
             hosts.kill_node(1)
             hosts.start_node(1, "1xcpu")
-        _, wrong = program.communicate(timeout=PATIENCE_S)
-    assert program.returncode == 1, wrong
+        rest, wrong = program.communicate(timeout=PATIENCE_S)
+    if cut:
+        hosts.fleet.connect(1, up=True)
+        hosts.kill_node(1)
+        hosts.start_node(1, "1xcpu")
+    assert program.returncode == (0 if recovers else 1), wrong
+    assert ("over" in rest) == recovers
+    assert ("hetero: h1/cpu:0 cannot be reached any more; cpu:0 goes on, without" in wrong) == recovers, wrong
     own = [line for line in wrong.splitlines() if line.startswith("hetero: host h1 (10.77.0.2) ")]
     assert ["did not answer for 15 s" in line for line in own] == [cut], wrong
     assert len(pids) == 2

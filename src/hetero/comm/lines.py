@@ -25,7 +25,7 @@ from hetero.comm.rendezvous import LOOPBACK
 from hetero.floor.clock import sleep
 from hetero.floor.listening import Admit, Listening, Verdict
 
-__all__ = ["Address", "Line", "LineServer", "Message"]
+__all__ = ["Address", "Line", "LineServer", "Message", "end_when_cut"]
 
 _HEAD = struct.Struct("!Q")
 _KEY_CHARACTERS = 64
@@ -108,12 +108,7 @@ class Line:
 
         A process that is stopped does not count: its host answers for it.
         """
-        every_s, probes = round(_KEEP_ALIVE_S), max(1, round(silent_s / _KEEP_ALIVE_S))
-        options = {"TCP_KEEPIDLE": every_s, "TCP_KEEPINTVL": every_s, "TCP_KEEPCNT": probes}
-        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in {**options, "TCP_USER_TIMEOUT": round(silent_s * 1e3)}.items():
-            if hasattr(socket, name):
-                self._connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        end_when_cut(self._connection, silent_s)
 
     def send(self, *message: object) -> None:
         """Send one message.
@@ -189,6 +184,16 @@ class Line:
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
+
+
+def end_when_cut(connection: socket.socket, silent_s: float) -> None:
+    """Have a connection fail when the other end's host has not answered for so long, s."""
+    every_s, probes = round(_KEEP_ALIVE_S), max(1, round(silent_s / _KEEP_ALIVE_S))
+    options = {"TCP_KEEPIDLE": every_s, "TCP_KEEPINTVL": every_s, "TCP_KEEPCNT": probes}
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in {**options, "TCP_USER_TIMEOUT": round(silent_s * 1e3)}.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _connected(address: Address) -> socket.socket:

@@ -18,6 +18,7 @@ from functools import partial
 from queue import Empty, Queue
 
 from hetero.comm.errors import DisagreementError, GroupBrokenError
+from hetero.comm.lines import end_when_cut
 from hetero.comm.rows import Op, TensorRow
 from hetero.floor import clock
 from hetero.floor.listening import Admit, Listening, Verdict
@@ -37,6 +38,8 @@ _KEY_BYTES = 32
 _RANK_BYTES = 4
 _LET_IN = b"+"
 _AGAIN_S = 0.1
+_SILENT_S = 15.0
+"""After so long without an answer the host of another member counts as gone; one that is stopped answers."""
 HEAD_BYTES = 96
 """What precedes the data of each collective on each connection: in words, what the sender takes part in."""
 _LEAVES = b"leaves".ljust(HEAD_BYTES)
@@ -59,6 +62,7 @@ class Mesh:
         self.addresses = addresses
         for connection in sockets.values():
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            end_when_cut(connection, _SILENT_S)
             connection.setblocking(False)
 
     @classmethod

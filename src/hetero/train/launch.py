@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hetero.backends.registry import kinds
 from hetero.comm.errors import LineClosedError
@@ -180,6 +180,14 @@ _MEMBERS = re.compile(r"members \(([0-9, ]*)\)")
 _NUMBER = re.compile("[0-9]+")
 
 
+class _Missed(NamedTuple):
+    """What a process that waits for another one in vain has said, and when, after how many steps."""
+
+    words: str
+    since_s: float
+    steps: int
+
+
 class _Started:
     """One process, on whichever host.
 
@@ -201,6 +209,8 @@ class _Started:
         Whether it was killed, and the others go on.
     last_line
         What it has written last, where that is read.
+    is_cut_off
+        Whether its end is not known, as its host does not answer.
     """
 
     def __init__(self, rank: int, name: str, host: OtherHost | None) -> None:
@@ -210,7 +220,7 @@ class _Started:
         self.line: Line | None = None
         self.code: int | None = None
         self.dismissed = False
-        self.leaves = self.recovers = self.is_lost = False
+        self.leaves = self.recovers = self.is_lost = self.is_cut_off = False
         self.last_line = ""
         self.ended_s = 0.0
 
@@ -234,11 +244,11 @@ class _Launcher:
         self._started: list[_Started] = []
         self._said: dict[str, dict[int, tuple[Line, bytes]]] = {}
         self._failed = 0
-        self._broken = ("", 0.0)
+        self._broken: _Missed | None = None
         self._has_lost = False
         self._main = 0
         self._lost_main = ""
-        self._asking: dict[int, tuple[Line, object, str, float]] = {}
+        self._asking: dict[int, tuple[Line, object, _Missed]] = {}
         self._trace = LaunchTrace(Path(options.trace), script, devices) if options.trace else None
 
     def run(self) -> int:
@@ -308,10 +318,10 @@ class _Launcher:
         """Answer what the processes say, and look whether one has failed."""
         self._receive()
         self._find_failed()
+        if not self._failed:
+            self._find_who_is_missed()
         if self._asking and not self._failed:
             self._regroup()
-        if self._broken[0] and not self._failed:
-            self._find_who_left()
         if self._failed:
             self._end_all()
 
@@ -346,7 +356,7 @@ class _Launcher:
         host.is_over = True
         for each in self._started:
             if each.host is host and each.code is None:
-                each.code = -getattr(signal, "SIGKILL", 9)
+                each.code, each.is_cut_off = -getattr(signal, "SIGKILL", 9), True
 
     def _changed(self, change: ProcessEnded | ProcessStopped) -> None:
         each = self._started[change.rank]
@@ -377,8 +387,9 @@ class _Launcher:
         elif word == "recovers":
             self._started[rest[0]].recovers = True
         elif word == "regroup":
-            rank, position, words = rest
-            self._asking[rank] = line, position, words, clock.monotonic_s()
+            rank, position, words, steps = rest
+            missed = _Missed(f"{self._started[rank].name}: {words}", clock.monotonic_s(), steps)
+            self._asking[rank] = line, position, missed
         elif word == "done":
             self._started[rest[0]].dismissed = True
         elif word == "note":
@@ -394,9 +405,9 @@ class _Launcher:
         elif word == "refused":
             self._fail(ExitCode.USAGE, rest[1], "")
         elif word == "broken":
-            self._broken = (
-                self._broken if self._broken[0] else (f"{self._started[rest[0]].name}: {rest[1]}", clock.monotonic_s())
-            )
+            rank, words, steps = rest
+            missed = _Missed(f"{self._started[rank].name}: {words}", clock.monotonic_s(), steps)
+            self._broken = self._broken or missed
 
     def _answer_host(self, line: Line, message: Message) -> None:
         """Handle what the program of another host sends."""
@@ -460,7 +471,7 @@ class _Launcher:
         left = ", ".join(each.name for each in members)
         is_main = members[0].rank != self._main
         missing = ", without what it still had to write" if is_main else ""
-        _tell(f"hetero: {one.name} {_ended(one.code or 0)}; {left} {'goes' if len(members) == 1 else 'go'} on{missing}")
+        _tell(f"hetero: {one.name} {_ended(one)}; {left} {'goes' if len(members) == 1 else 'go'} on{missing}")
         if is_main:
             self._lost_main = one.name
             self._main = members[0].rank
@@ -486,24 +497,26 @@ class _Launcher:
             for rank in ranks:
                 with suppress(LineClosedError):
                     asking[rank][0].send("regrouped", ranks, [asking[each][1] for each in ranks])
-            return
-        words, since_s = next((words, since_s) for _, _, words, since_s in self._asking.values())
-        if not self._has_lost and clock.monotonic_s() - since_s > self._patience_s(self._members()):
-            self._fail(ExitCode.FAILED, words, "")
 
-    def _find_who_left(self) -> None:
+    def _find_who_is_missed(self) -> None:
         """Find the process for which another one waits in vain; to end may take that one a while."""
-        words, since_s = self._broken
-        members = self._members()
-        ended = next((each for each in members if each.code == 0), None)
-        if ended is not None:
-            self._fail(ExitCode.FAILED, f"{ended.name} reached the end of the script, and others have steps left", "")
-        elif clock.monotonic_s() - since_s > self._patience_s(members):
-            self._fail(ExitCode.FAILED, words, "")
+        missed = self._broken or next((each for _, _, each in self._asking.values()), None)
+        left = [each for each in self._started if not each.dismissed and (each.leaves or each.line is None)]
+        ended = next((each for each in left if each.code == 0), None)
+        if ended is not None and (missed or self._said):
+            after = f" after {missed.steps} steps" if missed and missed.steps else ""
+            words = f"{ended.name} ended by itself with exit code 0{after}, and others have steps left"
+            self._fail(ExitCode.FAILED, words, "have all processes reach the end of the script together")
+        elif (
+            missed
+            and (self._broken or not self._has_lost)
+            and clock.monotonic_s() - missed.since_s > self._patience_s()
+        ):
+            self._fail(ExitCode.FAILED, missed.words, "")
 
-    def _patience_s(self, members: Sequence[_Started]) -> float:
+    def _patience_s(self) -> float:
         """Return how long to wait for a better reason than that a member is missed, s."""
-        if any(each.leaves for each in members):
+        if any(each.leaves for each in self._members()):
             return _LEAVE_S
         silent_s = max((host.silent_s for host in self._elsewhere.hosts if not host.is_over), default=0.0)
         return _SILENT_S if silent_s < _SILENT_S else SILENT_S + _SILENT_S
@@ -518,11 +531,11 @@ class _Launcher:
             if each.rank == len(self._devices):
                 if self._may_say_it_themselves(each):
                     continue
-                words = f"the process that checks the first steps {_ended(each.code)}: {each.last_line}"
+                words = f"the process that checks the first steps {_ended(each)}: {each.last_line}"
                 self._fail(ExitCode.FAILED, words, "leave the check out with --check-steps 0, or run the script alone")
             else:
                 code, (what, remedy) = each.code if each.code > 0 else 128 - each.code, _missing(each)
-                self._fail(code, f"{each.name} {_ended(each.code)}{what}", remedy)
+                self._fail(code, f"{each.name} {_ended(each)}{what}", remedy)
 
     def _may_say_it_themselves(self, check: _Started) -> bool:
         """Return whether the others may meet the error that has just ended the process that checks."""
@@ -583,7 +596,10 @@ def _tell(line: str) -> None:
     sys.stderr.flush()
 
 
-def _ended(code: int) -> str:
+def _ended(one: _Started) -> str:
+    code = one.code or 0
+    if one.is_cut_off:
+        return "cannot be reached any more"
     if code >= 0:
         return f"ended with exit status {code}"
     with suppress(ValueError):

@@ -128,6 +128,8 @@ class ProcessGroup:
         Whether the devices are of different kinds.
     waited_s
         Time spent in `all_reduce` since the beginning, s.
+    steps
+        Done so far: people are told after how many another process was missed.
     members_group, everybody
         The groups of the members, and of all with the process that checks.
     has_threads
@@ -152,6 +154,7 @@ class ProcessGroup:
         self.has_check = told.has_check
         self.has_threads = False
         self.waited_s = 0.0
+        self.steps = 0
         self.when_alone: list[Callable[[], None]] = []
         self.explanations: list[Callable[[BaseException], str | None]] = []
         self.when_lost: list[Callable[[], None]] = []
@@ -373,7 +376,7 @@ class ProcessGroup:
         mine = _Position(self._begun, self._done, waits)
         self.members_group.close()
         try:
-            self._line.send("regroup", self.rank, tuple(mine), str(error))
+            self._line.send("regroup", self.rank, tuple(mine), str(error), self.steps)
             members, positions = self._regrouped()
         except LineClosedError:
             raise TrainingError(str(error)) from None
@@ -476,7 +479,7 @@ class ProcessGroup:
 
     def _report(self, word: str, text: str) -> None:
         try:
-            self._line.send(word, self.rank, text)
+            self._line.send(word, self.rank, text, self.steps)
         except LineClosedError:
             return
         sys.stdout.flush()

@@ -336,6 +336,7 @@ class SharedBatches:
     def computed(self, *, is_synced: bool) -> None:
         """Record that a backward pass is over, and whether its gradients were exchanged."""
         self.passes += is_synced
+        self._processes.steps = self.passes
         self.order.computed()
 
     def group_for(self, batch: Tensor) -> _NormGroup | None:

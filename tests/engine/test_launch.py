@@ -269,6 +269,24 @@ def test_what_mixes_samples_is_refused_in_one_line(before: str, loss: str, words
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rank", "words"),
+    [
+        (1, "cpu:1 reads other rows of the same batch than cpu:0 and the process that checks"),
+        pytest.param(2, "cpu:0, cpu:1 read other rows of the same batch than the process that checks", marks=MORE),
+    ],
+)
+def test_data_that_differs_is_named_with_who_reads_it(rank: int, words: str, tmp_path: Path) -> None:
+    text = MODEL.format(before="pass", loss=ENTROPY)
+    other = f"data.tensors[0][:] *= 1 + (fleet.rank == {rank})"
+    script = written(tmp_path, text.replace("\nloader =", f"\n{other}\nloader ="))
+    found = launched(tmp_path, script)
+    assert (found.returncode, found.stdout) == (2, ""), found.stderr
+    (line,) = found.stderr.splitlines()
+    assert words in line
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("shares", "steps"), [("equal", "2"), ("cpu:0=4,cpu:1=3", "0")])
 def test_numbers_that_are_taken_for_rows_by_chance_are_named(shares: str, steps: str, tmp_path: Path) -> None:
     text = MODEL.format(before="torch.rand(5); torch.rand(4, 2)", loss=ENTROPY)

@@ -90,7 +90,8 @@ class Reducer:
         self._batches = batches
         self._options = options
         self._clock = step_clock
-        self.first_steps = FirstSteps(processes.everybody, 2 * MOST_TERMS + MOST_DRAWS, rough=processes.is_mixed)
+        told = 2 * MOST_TERMS + processes.world + MOST_DRAWS
+        self.first_steps = FirstSteps(processes.everybody, told, rough=processes.is_mixed)
         self.steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._compared: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._new = ""
@@ -264,7 +265,8 @@ class Reducer:
         elif self._processes.checks:
             self._add(self._pending)
             with self._processes.ended_together():
-                self.first_steps.show(self._touched(), states.drawn(), [*counts, *self._batches.draws.log.codes])
+                told = [*counts, *self._batches.checksums, *self._batches.draws.log.codes]
+                self.first_steps.show(self._touched(), states.drawn(), told)
         if self._syncs:
             self._pending = []
             self._batches.draws.log.begin()
@@ -308,7 +310,7 @@ class Reducer:
                 break
         if checking and not self._processes.is_mixed and self.first_steps.drawn != states.drawn():
             if self._options.strict:
-                self._refuse_draws([self.first_steps.counts[2 * MOST_TERMS :]])
+                self._refuse_draws([self.first_steps.counts[2 * MOST_TERMS + self._processes.world :]])
             self._processes.note(f"{states.draws_refused().problem}; --no-strict goes on")
         if checking and not apart and weight is None and self._batches.is_divided:
             self._compare_counts(terms, way, loss)
@@ -499,6 +501,7 @@ class Reducer:
                 remedy="give fleet.backward(loss, weight=n), n being the number without the guard",
             )
             if self._options.strict:
+                self._refuse_data()
                 self._processes.end_with(error)
             self._processes.note(f"{error.problem}, and --no-strict goes on")
 
@@ -628,7 +631,17 @@ class Reducer:
             self._compared.clear()
             self._processes.dismiss_check(ends=self._options.check_only)
 
+    def _refuse_data(self) -> None:
+        """End all processes where one has other rows of the batch than the process that checks has for it."""
+        processes, rank = self._processes, self._processes.rank
+        mine, theirs = self._batches.checksums[rank], self.first_steps.counts[2 * MOST_TERMS + rank]
+        told = processes.told_by_members("rows", b"1" if mine and theirs and mine != theirs else b"")
+        if any(told):
+            names = [processes.devices[each] for each in processes.members]
+            processes.end_with(mistakes.data_differs(names, list(map(bool, told))))
+
     def _refuse(self, terms: Sequence[Term], where: str) -> NoReturn:
+        self._refuse_data()
         words = (
             f"parts of a batch do not add up to the batch: the gradients of {where} differ from those of one device, "
             f"for a loss made of {_names(terms)}"

@@ -22,8 +22,8 @@ from hetero.floor.errors import BadValueError, HeteroError
 from hetero.train.shared_loader import Batch
 
 __all__ = [
-    "check_loss", "hidden_devices", "last_words", "loader_numbers", "loaders_differ", "raise_if", "uninitialized",
-    "unprepared", "without_backward", "without_batch",
+    "check_loss", "data_differs", "hidden_devices", "last_words", "loader_numbers", "loaders_differ", "raise_if",
+    "uninitialized", "unprepared", "without_backward", "without_batch",
 ]  # fmt: skip
 
 _OF_OTHER_LAUNCHERS = ("environment variable RANK expected", "process group has not been initialized")
@@ -86,6 +86,23 @@ def loaders_differ(names: Sequence[str], numbers: Sequence[Sequence[float]]) -> 
     return BadValueError(
         f"the processes prepare different loaders: {', '.join(words)}",
         remedy="give all of them the whole dataset: each process gets its part of every batch",
+    )
+
+
+def data_differs(names: Sequence[str], differs: Sequence[bool]) -> BadValueError:
+    """Return the error that says which processes have other data than the one that checks.
+
+    Examples
+    --------
+    >>> data_differs(["cpu:0", "cpu:1"], [False, True]).problem
+    'cpu:1 reads other rows of the same batch than cpu:0 and the process that checks the first steps'
+    """
+    others = [name for name, is_other in zip(names, differs, strict=True) if is_other]
+    alike = ", ".join(name for name in names if name not in others)
+    return BadValueError(
+        f"{', '.join(others)} {'reads' if len(others) == 1 else 'read'} other rows of the same batch than "
+        f"{alike}{' and ' if alike else ''}the process that checks the first steps",
+        remedy="have the same files on all hosts, and make the data alike in all processes",
     )
 
 

@@ -147,6 +147,8 @@ class SharedBatches:
         What draws random numbers for the own rows.
     current
         The own part of the batch that a loader has handed out last, None where it is not known any more.
+    checksums
+        While whole batches are compared: a number for the rows of each process in the last one, 0 where not known.
     is_stale
         Whether a process is lost that had rows of the batch that was handed out last.
     compare_anew
@@ -179,6 +181,7 @@ class SharedBatches:
         self._leaving = 0
         self._wanted: tuple[float, ...] = ()
         self.current: Batch = None
+        self.checksums = [0.0] * processes.world
         self.is_stale = False
         self.compare_anew: Callable[[Collection[object]], None] = lambda workers: None
         self._source: object = None
@@ -298,8 +301,20 @@ class SharedBatches:
             self.current = found
         if not self._processes.is_alone:
             self.order.holds(tensors_in(found))
+        if self._processes.has_check:
+            self.checksums = [self._checksum(found, rank) for rank in range(self._processes.world)]
         self._clock.handed(self.rows.count)
         return found
+
+    def _checksum(self, batch: Batch, rank: int) -> float:
+        """Return a number for the rows of a process in a batch of which this one has all, or these."""
+        rows, checks = rows_of(counts_of(self._handed, self.rows.whole), rank), self._processes.checks
+        if not rows.count or not (checks or rank == self._processes.rank):
+            return 0.0
+        try:
+            return float(states.checksum(part_of(batch, rows, self.draws.dim) if checks else batch) & 0xFFFFFF)
+        except BadValueError:  # what cannot be cut
+            return 0.0
 
     def split(self, batch: Batch, dim: int) -> Batch:
         """Return the own rows of a batch that the script made itself."""

@@ -134,6 +134,7 @@ def test_those_that_are_left_do_a_step_again(kinds: str, where: str, kills: tupl
     assert found.returncode == 0, found.stderr
     lost = [line for line in found.stderr.splitlines() if "was ended by SIGKILL" in line]
     assert len(lost) == len(kills), found.stderr
+    assert "missing" not in found.stderr  # all that is counted is counted in the function of a step
     same_lines(found.stdout, alone(tmp_path, script, kinds, where))
 
 
@@ -204,6 +205,34 @@ def test_a_step_is_given_the_batch_as_it_came(tmp_path: Path) -> None:
     found = launched(tmp_path, written(tmp_path, MODEL.format(before=before, loss=ENTROPY)))
     assert found.returncode == 2
     assert "fleet.step was given a tensor of shape (" in found.stderr.splitlines()[-1]
+
+
+COUNTED = """
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randint(0, 2, (64,)))
+model, optimizer, loader = fleet.prepare(model, optimizer, torch.utils.data.DataLoader(data, 8))
+
+def train(inputs, targets):
+    optimizer.zero_grad()
+    number == 3 and fleet.rank == 1 and os.kill(os.getpid(), signal.SIGKILL)
+    torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+    optimizer.step()
+    return len(inputs)
+
+seen = 0
+for number, (inputs, targets) in enumerate(loader):
+    seen += fleet.step(train, inputs, targets)
+print("seen", int(fleet.sum(seen)))
+"""
+
+
+@pytest.mark.slow
+def test_what_a_lost_process_has_counted_is_said_to_be_missing(tmp_path: Path) -> None:
+    found = launched(tmp_path, written(tmp_path, COUNTED), options=("--check-steps", "0"))
+    assert found.returncode == 0, found.stderr
+    assert found.stdout != "seen 64\n"
+    assert "what the lost process had counted before is missing from now on: seen (script.py, line " in found.stderr
 
 
 BY_CLOSURE = """

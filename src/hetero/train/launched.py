@@ -70,7 +70,7 @@ class Member(fleet.TrainingFleet):
         self._summed = SummedValues(self)
         self._batches = SharedBatches(self._processes, told.options, step_clock, self._summed)
         self._reducer = Reducer(self._processes, self._batches, told.options, step_clock)
-        self._recovery = Recovery(self._processes, self._batches, self._reducer)
+        self._recovery = Recovery(self._processes, self._batches, self._reducer, self._summed)
         self._at_step: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._hooks: list[RemovableHandle] = []
         self._processes.when_checking.append(self._checks_from_here)

@@ -23,6 +23,7 @@ from hetero.train.process_group import ProcessGroup, ProcessLostError
 from hetero.train.reducer import Reducer
 from hetero.train.shared_batches import SharedBatches
 from hetero.train.shared_loader import Batch, rebuilt, tensors_in
+from hetero.train.summed_values import SummedValues
 
 __all__ = ["Recovery"]
 
@@ -55,7 +56,7 @@ class Recovery:
 
     Parameters
     ----------
-    processes, batches, reducer
+    processes, batches, reducer, summed
         The parts of this process.
 
     Attributes
@@ -64,12 +65,15 @@ class Recovery:
         Those that are prepared.
     """
 
-    def __init__(self, processes: ProcessGroup, batches: SharedBatches, reducer: Reducer) -> None:
+    def __init__(self, processes: ProcessGroup, batches: SharedBatches, reducer: Reducer, summed: SummedValues) -> None:
         self._processes = processes
         self._batches = batches
         self._reducer = reducer
         self.models: list[torch.nn.Module] = []
         self._passes = 2
+        self._summed = summed
+        self._has_lost = False
+        processes.when_lost.append(self._lost)
 
     def step(self, function: Callable[..., T], batch: Sequence[Batch]) -> T:
         """Call a function until no process is lost in it.
@@ -109,12 +113,27 @@ class Recovery:
                 if self._may_miss_rows():
                     processes.end_with(mistakes.without_batch())
                 self._restore(state)
+                self._say_what_is_missing()
                 self._reducer.begin_again()
                 batch, known = self._again(batch, known)
             else:
                 self._passes = self._reducer.passes_of_attempt
+                self._say_what_is_missing()
                 return found
         return function(*batch)
+
+    def _lost(self) -> None:
+        self._has_lost = True
+
+    def _say_what_is_missing(self) -> None:
+        """Notify people of what a lost process had counted outside of the step: this one has the like of it."""
+        missed = self._summed.missed(by_value=True) if self._has_lost else None
+        self._has_lost = False
+        if missed is not None:
+            self._processes.note(
+                f"what the lost process had counted before is missing from now on: {missed}; sum it up in each step, "
+                "by fleet.sum in the function"
+            )
 
     def _may_miss_rows(self) -> bool:
         """Return whether a step that was given no batch, and fetched none, was never seen to be alike in all."""

@@ -233,7 +233,7 @@ def _is_of_program(value: Callable[..., object]) -> bool:
     return found is not value
 
 
-class _Later:
+class _Deferred:
     """Calls a function that it is given after it was made: by then a function that calls itself can be made."""
 
     function: Callable[..., object]
@@ -243,7 +243,7 @@ class _Later:
 
 
 def _cached(maxsize: int | None, typed: bool) -> object:
-    return functools.lru_cache(maxsize, typed)(_Later())
+    return functools.lru_cache(maxsize, typed)(_Deferred())
 
 
 def _set_cached(cached: Any, held: dict[str, Any]) -> None:
@@ -257,7 +257,7 @@ _DISPATCHING = typing.cast("FunctionType", functools.singledispatch(len)).__code
 
 
 def _dispatching() -> object:
-    return functools.singledispatch(_Later())
+    return functools.singledispatch(_Deferred())
 
 
 def _set_dispatching(made: Any, registry: dict[type, Callable[..., object]]) -> None:

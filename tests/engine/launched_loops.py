@@ -109,6 +109,29 @@ def folds_with_a_model_of_their_own() -> None:
             told("held", F.cross_entropy(model(inputs[held]), targets[held]))
 
 
+def losses_of_two_heads() -> None:
+    body, one, other = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 1)
+    optimizer = torch.optim.SGD([*body.parameters(), *one.parameters(), *other.parameters()], 0.05)
+    loader = DataLoader(TensorDataset(*classes()), 16)
+    body, one, other, optimizer, loader = fleet.prepare(body, one, other, optimizer, loader)
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        hidden = body(inputs)
+        entropy = F.cross_entropy(one(hidden), targets, ignore_index=1)
+        error = F.mse_loss(other(hidden)[:, 0], inputs[:, 0])
+        (entropy + 0.5 * error + 1e-2 * one.weight.pow(2).sum()).backward()
+        told("heads", entropy, error)
+        terms = {"entropy": F.cross_entropy(one(body(inputs)), targets), "error": other(body(inputs)).pow(2).mean()}
+        sum(terms.values()).backward()
+        told("terms", *terms.values())
+        hidden = body(inputs)
+        entropy, error = F.cross_entropy(one(hidden), targets), other(hidden).pow(2).mean()
+        entropy.backward(retain_graph=True)
+        error.backward()
+        optimizer.step()
+        told("apart", entropy, error)
+
+
 def two_models_that_play_against_each_other() -> None:
     maker, judge = nn.Linear(4, 6), nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(), nn.Linear(8, 1))
     of_maker, of_judge = (torch.optim.Adam(each.parameters(), 0.01) for each in (maker, judge))

@@ -66,7 +66,7 @@ ALL = [
     "the_batch_in_the_second_dimension", "recurrent_networks_with_dropout", "norms_penalties_and_overflow",
     "batches_of_every_form", "a_last_batch_of_one_row_and_normalised_positions", "penalties_beside_two_means",
     "embeddings_of_bounded_norm", "numbers_drawn_for_no_rows",
-    "losses_of_which_a_multiple_goes_backward",
+    "losses_of_which_a_multiple_goes_backward", "losses_of_two_heads",
 ]  # fmt: skip
 LATER = [
     "dropout_schedule_and_clipping", "padding_and_dropout", "the_batch_in_the_second_dimension",
@@ -178,6 +178,18 @@ def test_each_training_of_a_script_is_compared_with_one_device(tmp_path: Path) -
     assert found.returncode == 0, found.stderr
     assert not [line for line in found.stderr.splitlines() if line.startswith("hetero:")]
     same_lines(found.stdout, alone(tmp_path, LOOPS, loop))
+
+
+@pytest.mark.slow
+def test_what_a_script_passes_over_or_reads_of_its_own_rows_is_named(tmp_path: Path) -> None:
+    script = written(tmp_path, MODEL.format(before="if len(inputs) != 8: continue", loss=ENTROPY))
+    found = launched(tmp_path, script, options=("--check-steps", "0"))
+    assert (found.returncode, found.stdout) == (0, "over\n"), found.stderr
+    assert "8 batches were read, and none was followed by a backward pass" in found.stderr
+    loss = f"model.bias.exp()[0] * (term := {ENTROPY})"
+    found = launched(tmp_path, written(tmp_path, MODEL.format(before="pass", loss=loss)))
+    assert (found.returncode, found.stdout) == (0, "over\n"), found.stderr
+    assert "item() of a number that a loss is made of is that of the own rows" in found.stderr
 
 
 @pytest.mark.slow

@@ -11,12 +11,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from types import FrameType
 from typing import Literal
 
 from torch import Tensor
 from torch.autograd.graph import Node
 
-__all__ = ["MOST_TERMS", "Meaning", "Term", "common_factor", "make_whole", "meanings_of", "terms_of"]
+__all__ = ["MOST_TERMS", "Meaning", "Term", "common_factor", "meanings_of", "parts_of", "terms_of"]
 
 Meaning = Literal["mean", "sum", "divided", "samples", "once"]
 """How the parts of a term add up to that of the whole batch.
@@ -35,7 +36,7 @@ _PASSED = frozenset(
         "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "ExpandBackward0", "NanToNumBackward0",
     }
 )  # fmt: skip
-_SCALED = ("MulBackward0", "DivBackward0", "ToCopyBackward0")
+_MOST_HELD = 64
 MOST_TERMS = 16
 _MOST_WAYS = 64
 _MOST_APART = 8
@@ -139,31 +140,62 @@ def common_factor(factors: Sequence[float], way: Sequence[Meaning]) -> float | N
     return counted[0] if alike and not ("sum" in way and "once" in way) else None
 
 
-def make_whole(loss: Tensor, whole: float) -> None:
-    """Set a loss, and what the callers have multiplied or divided to make it, to what they are for the whole batch.
+def parts_of(loss: Tensor) -> list[tuple[Tensor | None, tuple[int, ...]]]:
+    """Return what the callers have of the numbers that a loss is made of, and which of its terms each is made of.
+
+    There is a place for each number, in the same order in all processes; None where no caller has it in a variable, or
+    in a dict, list or tuple. A number of which a term is made in another way is made of no term.
 
     Examples
     --------
     >>> import torch
-    >>> loss = torch.ones(4, requires_grad=True).sum()
-    >>> scaled = loss / 2
-    >>> make_whole(scaled, 6.0)
-    >>> float(scaled.detach()), float(loss.detach())
-    (6.0, 12.0)
+    >>> one, other = torch.ones(4, requires_grad=True).mean(), torch.ones(2, requires_grad=True).sum()
+    >>> [(float(part.detach()), terms) for part, terms in parts_of(one / 2 + other) if part is not None]
+    [(1.0, (0,)), (2.0, (1,))]
     """
-    own, nodes, node = float(loss.detach()), set(), loss.grad_fn
-    while node.name() in _SCALED and sum(each is not None for each, _ in node.next_functions) == 1:
-        node = next(each for each, _ in node.next_functions if each is not None)
-        nodes.add(node)
-    loss.detach().fill_(whole)
-    frame = sys._getframe(1) if nodes and own and math.isfinite(own) else None
-    made: dict[int, Tensor] = {}
+    places: dict[Node, tuple[int, ...]] = {}
+    within: dict[Node, tuple[int, ...]] = {}
+    terms = 0
+
+    def walk(node: Node) -> tuple[int, ...]:
+        nonlocal terms
+        if node is None:
+            return ()
+        places.setdefault(node, ())
+        after = _followed(node)
+        if not after:
+            terms += 1
+            within.update(dict.fromkeys((each for each, _ in node.next_functions if each is not None), ()))
+            found: tuple[int, ...] = (terms - 1,)
+        else:
+            found = tuple(term for each in after for term in walk(each))
+        places[node] = found
+        return found
+
+    walk(loss.grad_fn)
+    places.pop(loss.grad_fn, None)
+    places = {**places, **within, **places}
+    held = {each.grad_fn: each for each in _held() if each.grad_fn in places and _is_all(each)}
+    return [(held.get(node), made_of) for node, made_of in places.items()]
+
+
+def _is_all(part: Tensor) -> bool:
+    """Return whether a tensor is one number, and all that its node has made."""
+    return part.dim() == 0 and not part.grad_fn.name().startswith(("Split", "Unbind"))
+
+
+def _held() -> Iterator[Tensor]:
+    """Yield the tensors that callers have in variables, and in what these hold."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        made.update({id(each): each for each in frame.f_locals.values() if isinstance(each, Tensor)})
+        for value in list(frame.f_locals.values()):
+            if isinstance(value, Tensor):
+                yield value
+            elif isinstance(value, dict | list | tuple) and len(value) <= _MOST_HELD:
+                yield from (
+                    each for each in (value.values() if isinstance(value, dict) else value) if isinstance(each, Tensor)
+                )
         frame = frame.f_back
-    for each in made.values():
-        if each is not loss and each.numel() == 1 and each.grad_fn in nodes:
-            each.detach().mul_(whole / own)
 
 
 def _each_by_itself(terms: Sequence[Term]) -> list[tuple[Meaning, ...]]:
@@ -182,15 +214,25 @@ def _walk(node: Node, divisor: float) -> Iterator[Term]:
     """Yield the terms below a node of one number; `divisor` is what the way down has divided by."""
     if node is None:
         return
-    name = node.name()
-    after = [each for each, _ in node.next_functions]
-    if name in _PASSED or (name.startswith("MulBackward") and sum(each is not None for each in after) == 1):
-        for each in after:
-            yield from _walk(each, divisor)
-    elif name.startswith("DivBackward") and after[0] is not None and (len(after) < 2 or after[1] is None):
+    after = _followed(node)
+    if not after:
+        yield _reduced(node.name(), node, divisor)
+    elif node.name().startswith("DivBackward"):
         yield from _walk(after[0], _number(getattr(node, "_saved_other", None), divisor))
     else:
-        yield _reduced(name, node, divisor)
+        for each in after:
+            yield from _walk(each, divisor)
+
+
+def _followed(node: Node) -> list[Node]:
+    """Return the nodes whose numbers are added up, or multiplied by a constant, in this one; [] for a term."""
+    name, after = node.name(), [each for each, _ in node.next_functions]
+    known = [each for each in after if each is not None]
+    if name in _PASSED or (name.startswith("MulBackward") and len(known) == 1):
+        return known
+    if name.startswith("DivBackward") and after[0] is not None and (len(after) < 2 or after[1] is None):
+        return after[:1]
+    return []
 
 
 def _number(value: Tensor | float | None, otherwise: float) -> float:

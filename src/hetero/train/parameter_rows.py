@@ -26,7 +26,7 @@ __all__ = ["FirstSteps", "GradientRow", "Held", "ParameterRows", "add_up", "hook
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}
 _ROUGH_TOLERANCE = 0.05
 _LEAST = 1e-30
-_ROOM = 96
+_ROOM = 128
 _PART_BYTES = 4 << 20
 
 

@@ -26,7 +26,7 @@ from hetero.train import script_mistakes as mistakes
 from hetero.train.draw_log import MOST_DRAWS
 from hetero.train.host_processes import LaunchOptions
 from hetero.train.loss_graph import ComparedGraphs, Strange
-from hetero.train.loss_terms import MOST_TERMS, Meaning, Term, common_factor, make_whole, meanings_of, terms_of
+from hetero.train.loss_terms import MOST_TERMS, Meaning, Term, common_factor, meanings_of, parts_of, terms_of
 from hetero.train.parameter_rows import FirstSteps, ParameterRows, add_up, hooks_held, run_hooks
 from hetero.train.process_group import ProcessGroup
 from hetero.train.shared_batches import SharedBatches, StepClock
@@ -105,6 +105,10 @@ class Reducer:
         self._graphs = ComparedGraphs()
         self._strange = Strange()
         self._last_terms: tuple[Term, ...] = ()
+        self._parts: list[tuple[Tensor | None, tuple[int, ...]]] = []
+        self._whole_parts: list[float] = []
+        self._read_later: list[tuple[Tensor, float]] = []
+        self._factors_now: tuple[Sequence[float], Sequence[Meaning]] = (), ()
         self._ways: dict[tuple[str, ...], tuple[Meaning, ...]] = {}
         self._stepped: weakref.ref[Optimizer] | None = None
         self._pending: list[tuple[Tensor, Tensor]] = []
@@ -294,6 +298,7 @@ class Reducer:
         if not checking and signature not in self._ways and not all(term.is_known for term in terms):
             self._guess(terms, ways[0])
         self._look_at_graph(loss, terms)
+        self._parts = parts_of(loss) if loss.numel() == 1 and loss.grad_fn is not None else []
         apart = ""
         for number, way in enumerate(ways):
             again = number + 1 < len(ways) or (checking and not self._options.strict)
@@ -327,8 +332,48 @@ class Reducer:
                 f"after backward, loss.item() of a loss made of {_names(terms)} is that of the own rows: what its "
                 "terms are for the whole batch cannot be told from their sum"
             )
-        if self.loss is not None and not loss.is_leaf and not options.get("retain_graph"):
-            make_whole(loss, self.loss)
+        if self.loss is not None and not loss.is_leaf:
+            self._read_later.append((loss, self.loss))
+        self._make_whole(is_kept=bool(options.get("retain_graph")))
+
+    def _make_whole(self, *, is_kept: bool) -> None:
+        """Set the last loss, and the parts that it was made of, to what they are for the whole batch.
+
+        Parameters
+        ----------
+        is_kept
+            Whether the graph is, which may need the numbers as they are: then they change with a later pass or step.
+        """
+        for (part, _), whole in zip(self._parts, self._whole_parts, strict=False):
+            if part is not None and whole == whole:
+                self._read_later.append((part, whole))
+        if any(part is not None for part, _ in self._parts[MOST_TERMS:]) or any(
+            part is not None and whole != whole
+            for (part, _), whole in zip(self._parts, self._whole_parts, strict=False)
+        ):
+            self._processes.note(
+                "after backward, item() of a number that a loss is made of is that of the own rows: what it is for the "
+                "whole batch cannot be told, as it is a sum of terms that count differently"
+            )
+        self._parts = []
+        if not is_kept:
+            self._set_whole()
+
+    def _set_whole(self) -> None:
+        for each, whole in self._read_later:
+            each.detach().fill_(whole)
+        self._read_later = []
+
+    def _parts_told(self) -> list[float]:
+        """Return what the parts of the loss add to those of the whole batch; NaN where that is unknown."""
+        told = [math.nan] * MOST_TERMS
+        factors, way = self._factors_now
+        for place, (part, terms) in enumerate(self._parts[:MOST_TERMS]):
+            made_of = [0] if terms and len(way) == 1 else terms
+            factor = common_factor([factors[each] for each in made_of], [way[each] for each in made_of])
+            if part is not None and factor is not None:
+                told[place] = float(part.detach()) * factor if factor else 0.0
+        return told
 
     def _guess(self, terms: Sequence[Term], way: Sequence[Meaning]) -> None:
         """Refuse a loss that may be a mean or a sum, and comes after the steps that would have shown which it is."""
@@ -388,7 +433,7 @@ class Reducer:
             for parameter in each.parameters:
                 parameter.grad = None
         factors = self._factors(terms, way, loss)
-        self._factor = common_factor(factors, way)
+        self._factors_now, self._factor = (factors, way), common_factor(factors, way)
         if len(set(factors)) == 1 and (factors[0] or terms[0].node is None):
             seed: Tensor | None = options.pop("gradient", None)
             seed = torch.full_like(loss, factors[0]) if seed is None else seed * factors[0]
@@ -515,12 +560,14 @@ class Reducer:
         value = float(loss.detach()) * self._factor if self._factor and loss.numel() == 1 else 0.0
         unknown = float(self._factor is None or loss.numel() != 1)
         table = self._table(busy_s, float(loss.detach()) if loss.numel() == 1 else 0.0)
-        numbers, ratio = np.array([value, self._count or 0.0, unknown, *table.reshape(-1)]), 1.0
+        first = 3 + MOST_TERMS
+        numbers = np.array([value, self._count or 0.0, unknown, *self._parts_told(), *table.reshape(-1)])
+        ratio = 1.0
 
         def hear(summed: NDArray[np.float64]) -> float:
             nonlocal numbers, ratio
             numbers = summed
-            told = [[float(each) for each in row] for row in summed[3:].reshape(table.shape)]
+            told = [[float(each) for each in row] for row in summed[first:].reshape(table.shape)]
             self._raise_if_apart(told[7:], told[3])
             self._raise_if_not_given(told[6], loss.dtype)
             self._raise_if_mixing(told[4], told[5])
@@ -529,13 +576,14 @@ class Reducer:
             return ratio
 
         add_up(touched, self._processes.members_group, numbers, hear, whole_rows=self._processes.has_check)
-        each_s, steps_s, owns_s = numbers[3:].reshape(table.shape)[:3].tolist()
+        each_s, steps_s, owns_s = numbers[first:].reshape(table.shape)[:3].tolist()
         if self._count is not None:
             self._totals = [float(numbers[1])]
         is_of_none = self._count is not None and not numbers[1]
         self.loss = None if numbers[2] or is_of_none else float(numbers[0]) * ratio
-        first = self._processes.members[0]
-        self._batches.learn(each_s, steps_s[first], owns_s[first])
+        self._whole_parts = [] if is_of_none else (numbers[3:first] * ratio).tolist()
+        main = self._processes.members[0]
+        self._batches.learn(each_s, steps_s[main], owns_s[main])
         self._clock.exchanged(each_s, self.loss)
 
     def _table(self, busy_s: float, loss: float) -> NDArray[np.float64]:
@@ -616,6 +664,7 @@ class Reducer:
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Record that an optimizer has stepped."""
+        self._set_whole()
         self.steps[optimizer] += 1
         self._stepped = weakref.ref(optimizer)
         self._batches.stepped(optimizer)

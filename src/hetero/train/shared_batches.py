@@ -189,7 +189,8 @@ class SharedBatches:
         self._remembered: tuple[int, int, int, set[Optimizer], set[Optimizer], dict[SharedLoader, int]] | None = None
         self._may_carry = False
         self._asked = 0
-        self._begins = False
+        self._begins = self._is_passed_over = False
+        self._read = 0
         processes.explanations.append(self._why)
         processes.when_lost.append(self._share_anew)
         processes.when_checking.append(self._check_from_here)
@@ -218,7 +219,7 @@ class SharedBatches:
     def begin_batches(self, source: object) -> None:
         """Record that a loader begins an epoch, before which a device may be left out."""
         self._clock.script_ends()
-        self._begins = True
+        self._begins, self._is_passed_over, self._read = True, True, 0
         self.begin_batch(source)
         if not self._wanted or self._processes.has_check or self.order.ahead:
             return
@@ -254,6 +255,8 @@ class SharedBatches:
             self._leave(shares, source)
         self._begins = False
         self.handed_out += 1
+        self._is_passed_over &= torch.is_grad_enabled()
+        self._read += 1
         self.order.handed(source, rows)
         self.has_copy = not rows.count and torch.is_grad_enabled()
         if len(self._processes.members) > rows.whole and torch.is_grad_enabled():
@@ -275,6 +278,8 @@ class SharedBatches:
 
     def in_model(self, model: torch.nn.Module, args: Batch, options: Batch) -> None:
         """Find of which batch a prepared model is given something: the script may have fetched another one since."""
+        if not model.training:
+            self._is_passed_over = False
         if self._processes.is_alone or not torch.is_grad_enabled() or not model.training:
             return
         rows = self.order.given(tensors_in((args, options)))
@@ -285,6 +290,15 @@ class SharedBatches:
         """Record that what is drawn from here on is not for a part of a batch."""
         self._clock.script_ends()
         self.draws.rows = None
+
+    def read_through(self) -> None:
+        """Notify people of an epoch whose batches were all passed over."""
+        if self._is_passed_over and self._read and not self._processes.is_alone:
+            self._processes.note(
+                f"{self._read} batches were read, and none was followed by a backward pass: where the script looks at "
+                "the size of a batch, as by `if len(x) < 16: continue`, it sees the own rows; fleet.global_batch is "
+                "that of all devices"
+            )
 
     def end_of_batches(self, source: object) -> None:
         """Record that an epoch is over."""
@@ -352,6 +366,7 @@ class SharedBatches:
         """Record that a backward pass is over, and whether its gradients were exchanged."""
         self.passes += is_synced
         self._processes.steps = self.passes
+        self._is_passed_over = False
         self.order.computed()
 
     def group_for(self, batch: Tensor) -> _NormGroup | None:

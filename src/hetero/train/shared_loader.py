@@ -79,6 +79,10 @@ class BatchOwner(Protocol):
         """Record that what is drawn until the next batch is handed out is for all of it, as in a `collate_fn`."""
         ...
 
+    def read_through(self) -> None:
+        """Record that all batches of an epoch were handed out."""
+        ...
+
     def end_of_batches(self, source: object) -> None:
         """Record that an epoch is over, and that what is drawn from here on is not for a batch."""
         ...
@@ -300,6 +304,7 @@ class SharedLoader:
                     self._fleet.begin_batch(self)
                 batch = next(self._reader, _END)
                 if batch is _END:
+                    self._fleet.read_through()
                     return
                 number, self._number = self._number, self._number + 1
                 shares = self._fleet.shares

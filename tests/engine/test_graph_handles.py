@@ -119,6 +119,37 @@ def test_what_is_reduced_is_combined_in_order_and_with_what_was_there(ctx: heter
     assert (words.result(), length.result(), new.result()) == ([*"abcde"], 4, 1)
 
 
+def added_into(total: Any, more: Any) -> Any:
+    total += more
+    return total
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def test_an_operator_that_adds_in_place_changes_no_value_that_anybody_else_has(ctx: hetero.Context) -> None:
+    given = [np.full(3, float(number)) for number in range(4)]
+    graph = hetero.graphs.Graph()
+    total = graph.data(np.ones(3), operator=added_into)
+    before = graph.add(same, total.read)
+    parts = [graph.add(same, total.reduce, each) for each in given]
+    between = graph.add(same, total.read)
+    parts += [graph.add(same, total.reduce, each) for each in given]
+    futures = graph.submit(ctx)
+    assert total.result().tolist() == [13.0] * 3
+    assert [float(futures[each].result()[0]) for each in (before, between, *parts)] == [1, 7, 0, 1, 2, 3, 0, 1, 2, 3]
+    assert [float(each[0]) for each in given] == [0, 1, 2, 3]
+
+
+def test_an_operator_that_returns_nothing_is_told(inline: hetero.Context) -> None:
+    graph = hetero.graphs.Graph()
+    words = graph.data(["a"], name="words", operator=list.extend)
+    graph.add(list, "b", words.reduce)
+    with pytest.raises(BadValueError, match=r"extend writes words and returned None; return the new value"):
+        graph.run(inline)
+
+
 def with_more(words: list[str], more: list[str]) -> list[str]:
     return [*words, *more]
 

@@ -39,8 +39,8 @@ class Version:
         'write' where one task makes it, 'commute' or 'reduce' where a group does.
     before
         The version that a group begins with.
-    operator
-        By which a group that reduces combines values.
+    operator, name
+        By which a group that reduces combines values, and the name of its handle.
     makers
         How many tasks make it.
     level
@@ -49,13 +49,14 @@ class Version:
         True once it is read, so that no further task joins the group.
     """
 
-    __slots__ = ("before", "closed", "level", "makers", "mode", "operator", "start")
+    __slots__ = ("before", "closed", "level", "makers", "mode", "name", "operator", "start")
 
     def __init__(self, mode: Mode = "write", before: Version | None = None, start: object = MISSING) -> None:
         self.start = start
         self.mode = mode
         self.before = before
         self.operator: Callable[..., object] | None = None
+        self.name = ""
         self.makers = 0
         self.level: int = 0 if before is None else before.level
         self.closed = False
@@ -259,7 +260,7 @@ class Uses:
             version = Version()
         elif version.mode != mode or version.closed:
             version = Version(mode, version)
-            version.operator = data._operator
+            version.operator, version.name = data._operator, data.name
         self.makes[data] = version
         return version
 

@@ -103,7 +103,8 @@ class Graph:
         name
             For people.
         operator
-            Associative function of two values, by which `handle.reduce` combines them, the earlier one first.
+            Associative function of two values, by which `handle.reduce` combines them, the earlier one first; it may
+            change that one in place, and returns the total.
 
         Raises
         ------
@@ -394,7 +395,8 @@ class _Submission:
         leaves += [given[index] for index in sorted(given)]
         for leaf in leaves:
             self.unread.pop(leaf.item, None)
-        return tree(self._ctx, as_task(version.operator), leaves)
+        around = partial(WritingCall.around, changes=(0,), writes=(version.name,), copies=self._copies)
+        return tree(self._ctx, as_task(version.operator), leaves, around)
 
     def _part(self, future: Future, place: int) -> Future:
         """Return one of several values that a task returns, as an item of its own."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from hetero.engines.base import Function
 from hetero.floor.containers import contents, is_container, rebuild
 from hetero.floor.errors import BadValueError
 from hetero.session.futures import Future
@@ -104,11 +105,20 @@ def reduce(ctx: Context, task: TaskFunction[..., object], futures: Iterable[obje
     return tree(ctx, task, partial)
 
 
-def tree(ctx: Context, task: TaskFunction[..., object], leaves: list[Future]) -> Future:
-    """Combine futures two by two, in their order; returns the future of the total."""
+def tree(
+    ctx: Context,
+    task: TaskFunction[..., object],
+    leaves: list[Future],
+    around: Callable[[Function], Function] | None = None,
+) -> Future:
+    """Combine futures two by two, in their order; returns the future of the total.
+
+    Parameters
+    ----------
+    around
+        Lays something around the function.
+    """
     while len(leaves) > 1:
-        pairs = [
-            ctx.submit(task, *leaves[i : i + 2]) if i + 1 < len(leaves) else leaves[i] for i in range(0, len(leaves), 2)
-        ]
-        leaves = pairs
+        pairs = [tuple(leaves[i : i + 2]) for i in range(0, len(leaves), 2)]
+        leaves = [ctx._submit_call(task, pair, {}, (), around) if len(pair) > 1 else pair[0] for pair in pairs]
     return leaves[0]

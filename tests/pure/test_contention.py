@@ -195,7 +195,16 @@ def test_a_plan_that_overflows_is_repaired_by_evictions_that_the_checker_confirm
 
 
 def test_a_plan_with_nowhere_to_put_what_it_evicts_is_refused_with_task_and_memory() -> None:
-    found = [kept(tight(seed, host=0), "heft") for seed in range(20)]
+    def apart(graph: TaskGraph) -> TaskGraph:
+        """Let each task run on one of the two devices alone."""
+        rows = [
+            [s if device == at % 2 else math.inf for device, s in enumerate(task.seconds)]
+            for at, task in enumerate(graph.tasks)
+        ]
+        tasks = tuple(task._replace(seconds=tuple(row)) for task, row in zip(graph.tasks, rows, strict=True))
+        return dataclasses.replace(graph, tasks=tasks)
+
+    found = [kept(apart(tight(seed, host=0)), "heft") for seed in range(20)]
     assert all(wrong == [] for wrong, _ in found)
     refused = [said for _, said in found if said]
     assert len(refused) > 3
@@ -252,6 +261,40 @@ def test_random_graphs_in_tight_memories_get_repeats_that_the_checker_confirms()
         accepted += 1
         repeats += bool(schedule.repeats)
     assert accepted > repeats > 0
+
+
+def test_what_takes_no_time_may_be_made_again_at_the_instant_at_which_it_is_dropped() -> None:
+    rows = (
+        (1, 2, 0), (0, 1, 0.5), (0, 0, 0), (0.5, 1, 1), (0, 0, 0), (0, 1, 0.5),
+        (0, 0, 0.5), (0.5, 0, 2), (0, 1, 0), (0, 0, 0), (1, 1, 2), (0, 0, 0), (2, 1, 2), (0, 0.5, 2)
+    )  # fmt: skip
+    edges = (
+        (0, 1, 1), (3, 5, 2), (5, 6, 2), (2, 6, 2), (5, 7, 1), (6, 8, 2), (8, 9, 2), (9, 11, 2), (4, 11, 2), (11, 13, 0)
+    )  # fmt: skip
+    graph = TaskGraph(
+        (GraphDevice("d0", "n"), GraphDevice("d1", "m"), GraphDevice("d2", "n")),
+        Topology((MemoryNode("n", 6), MemoryNode("m", 6)), (Link("n", "m", 0.0, 10.0), Link("m", "n", 0.0, 10.0))),
+        tuple(GraphTask(f"t{index}", tuple(map(float, row))) for index, row in enumerate(rows)),
+        tuple(GraphEdge(f"t{a}", f"t{b}", nbytes) for a, b, nbytes in edges),
+    )
+    schedule = plan_graph(graph, budget=Budget(iterations=5)).schedule
+    assert any(row.start_s == row.finish_s == one.at_s for row in schedule.repeats for one in schedule.evictions)
+    assert faults(graph, schedule) == []
+    assert faults(graph, dataclasses.replace(schedule, repeats=())) != []
+
+
+def test_in_tight_memories_no_plan_is_longer_than_one_for_a_device_or_a_memory_node_alone() -> None:
+    for seed in (1, 2, 9, 14):
+        graph, rng = tight(seed, host=0), np.random.default_rng(seed)
+        devices = (*graph.devices, GraphDevice("d2", "near"), GraphDevice("d3", "near"))
+        tasks = tuple(each._replace(seconds=(*each.seconds, *rng.uniform(1.0, 5.0, 2))) for each in graph.tasks)
+        graph = dataclasses.replace(graph, devices=devices, tasks=tasks)
+        for policy in ("heft", "search"):
+            spans = [
+                plan_graph(part, policy, Budget(iterations=1)).schedule.makespan_s
+                for part in (graph, without(graph, ["d1"]))
+            ]
+            assert spans[0] <= spans[1], (seed, policy)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
@@ -175,7 +175,8 @@ def contention_faults(graph: TaskGraph, schedule: Schedule, slack_s: float) -> l
     A data item is what a task makes with one number of bytes. It is on the task's memory node from the task's start
     (room) and finish (there), and in the same way wherever the task is repeated; a transfer brings it to another,
     where room is taken from the transfer's start. It stays until it is evicted, else until its last use: a task that
-    reads it, or a transfer that takes it on. One link, or the links of one bus, carry one transfer at a time, for
+    reads it, or a transfer that takes it on. What takes no time may come before an eviction at the same instant, or
+    after it. One link, or the links of one bus, carry one transfer at a time, for
     latency + bytes / bandwidth. No memory node ever holds more than its capacity.
     """
     found = [*_faults_of_transfers(graph, schedule, slack_s), *_faults_of_orders(graph, schedule, slack_s)]
@@ -267,18 +268,42 @@ def _uses(graph: TaskGraph, schedule: Schedule) -> dict[tuple[Item, str], list[_
 def _stays(
     arrivals: list[tuple[float, float]], uses: list[_Use], gone_s: list[float], slack_s: float
 ) -> Iterator[_Stay | str]:
-    """Yield the stays of an item on a memory node, one between two evictions; or which use finds nothing there."""
-    for turn in range(len(gone_s) + 1):
-        came = [one for one in arrivals if bisect_left(gone_s, one[1] - slack_s) == turn]
-        used = [use for use in uses if bisect_left(gone_s, use.finish_s - slack_s) == turn]
-        begin_s = min((one[0] for one in came), default=float("inf"))
-        ready_s = min((one[1] for one in came), default=float("inf"))
-        for use in used:
-            if use.start_s < ready_s - slack_s:
-                yield use.by
-        if came:
-            last_s = max([use.finish_s for use in used] + [one[1] for one in came])
-            yield _Stay(begin_s, ready_s, gone_s[turn] if turn < len(gone_s) else last_s)
+    """Yield the stays of an item on a memory node, one between two evictions; or which use finds nothing there.
+
+    What takes no time and happens at the instant of an eviction comes before or after it, as the uses need.
+    """
+
+    def turns(start_s: float, finish_s: float) -> range:
+        first = bisect_left(gone_s, finish_s - slack_s)
+        return range(first, max(first, bisect_right(gone_s, start_s + slack_s)) + 1)
+
+    came: list[list[tuple[float, float]]] = [[] for _ in range(len(gone_s) + 1)]
+    besides: list[list[tuple[float, float]]] = [[] for _ in came]
+    for one in arrivals:
+        first, *others = turns(*one)
+        came[first].append(one)
+        for turn in others:
+            besides[turn].append(one)
+    last_s = [max([ready_s for _, ready_s in each], default=0.0) for each in came]
+    for use in uses:
+        at = turns(use.start_s, use.finish_s)
+        found = [turn for turn in at if _is_there(came[turn], use, slack_s)]
+        if not found:
+            found = [turn for turn in at if _is_there(besides[turn], use, slack_s)]
+            for turn in found[:1]:
+                came[turn] += besides[turn]
+        if not found:
+            yield use.by
+        else:
+            last_s[found[0]] = max(last_s[found[0]], use.finish_s)
+    for turn, each in enumerate(came):
+        if each:
+            begin_s, ready_s = min(begin_s for begin_s, _ in each), min(ready_s for _, ready_s in each)
+            yield _Stay(begin_s, ready_s, gone_s[turn] if turn < len(gone_s) else last_s[turn])
+
+
+def _is_there(came: list[tuple[float, float]], use: _Use, slack_s: float) -> bool:
+    return any(ready_s <= use.start_s + slack_s for _, ready_s in came)
 
 
 def _overfull(graph: TaskGraph, stays: dict[str, list[tuple[_Stay, int]]], slack_s: float) -> Iterator[str]:

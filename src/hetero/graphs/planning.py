@@ -6,7 +6,9 @@ It must not change what the search finds: a budget only says when to stop.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple, TypeVar
 
@@ -15,12 +17,13 @@ import numpy as np
 from hetero.floor.clock import cpu_seconds
 from hetero.floor.deprecation import renamed_keywords
 from hetero.floor.errors import BadValueError, NothingFitsError, did_you_mean
+from hetero.graphs.check import faults
 from hetero.graphs.plan_files import MODELS
-from hetero.model.graph import UNLIMITED_BYTES, TaskGraph
+from hetero.model.graph import UNLIMITED_BYTES, GraphTask, TaskGraph
 from hetero.model.schedule import Evicted, Placed, Schedule, Sent
 from hetero.plan.bounds.graph import area_bound, critical_path_bound
 from hetero.plan.graph_search.combined import BestSchedule, rehearse, search
-from hetero.plan.graph_search.contended import ContendedFound, contended_search
+from hetero.plan.graph_search.contended import ContendedFound, contended_search, least_s
 from hetero.plan.graph_search.contended import rehearse as rehearse_contended
 from hetero.plan.graph_search.portfolio import portfolio
 from hetero.plan.memory.capacity import Resident, only_where_it_fits, overflows, within_capacity
@@ -328,12 +331,53 @@ def contended_plan(
         chosen = planner_named(policy)(p)
         timed = contended_schedule(p, c, order_of(p, chosen), chosen.device)
         found, iterations = ContendedFound(*timed, critical_path_bound(least_transfers(p, c)), policy), 1
-    resident, note = Resident(found.timeline, found.moves), ""
-    if overflows(p, c, capacity_bytes, found.timeline, found.moves):
-        resident = _repaired(p, c, capacity_bytes, found.timeline, names)
-        note = _eviction_note(resident, names)
     bound_s = max(found.lower_bound_s, area_bound(least_transfers(p, c)))
-    return Contended(_schedule(graph, p, c, resident, bound_s, policy), iterations, note)
+    if overflows(p, c, capacity_bytes, found.timeline, found.moves):
+        schedule, note = _within_memory(graph, found.timeline, bound_s, policy)
+        wrong = faults(graph, schedule)
+        assert not wrong, wrong[0]
+        return Contended(schedule, iterations, note)
+    resident = Resident(found.timeline, found.moves)
+    return Contended(_schedule(graph, p, c, resident, bound_s, policy), iterations, "")
+
+
+def _within_memory(graph: TaskGraph, timeline: Timeline, bound_s: float, policy: str) -> tuple[Schedule, str]:
+    """Return the shortest of a plan and those of parts of the fleet, all repaired, and what was done for it."""
+    best: tuple[Schedule, str] | None = None
+    refused: NothingFitsError | None = None
+    names = tuple(task.id for task in graph.tasks)
+    for part in (graph, *_parts(graph)):
+        p = problem_of(part)
+        if best is not None and least_s(p) >= best[0].makespan_s:
+            continue
+        c = channels_of(part, p)
+        capacity_bytes = _capacities(part, c)
+        try:
+            p = only_where_it_fits(p, c, capacity_bytes, names)
+            whole = timeline if part is graph else next(contended_search(p, c, 0)).timeline
+            resident = _repaired(p, c, capacity_bytes, whole, names)
+        except NothingFitsError as error:
+            refused = refused or error
+            continue
+        if best is None or resident.timeline.makespan_s < best[0].makespan_s:
+            best = _schedule(part, p, c, resident, bound_s, policy), _eviction_note(resident, names)
+    if best is None:
+        assert refused is not None
+        raise refused
+    return best
+
+
+def _parts(graph: TaskGraph) -> Iterator[TaskGraph]:
+    """Yield the graph on each device, each memory node and each host alone, where all of its tasks can run there."""
+    places = [(each.id, each.memory_node, each.memory_node.partition("/")[0]) for each in graph.devices]
+    seen = {tuple(range(len(places)))}
+    for kind in range(3):
+        for place in sorted({each[kind] for each in places}):
+            keep = tuple(at for at, each in enumerate(places) if each[kind] == place)
+            tasks = tuple(GraphTask(task.id, tuple(task.seconds[at] for at in keep)) for task in graph.tasks)
+            if keep not in seen and all(any(map(math.isfinite, task.seconds)) for task in tasks):
+                yield replace(graph, devices=tuple(graph.devices[at] for at in keep), tasks=tasks)
+            seen.add(keep)
 
 
 def _timelines(graph: TaskGraph, p: Problem, starts: Sequence[Schedule]) -> list[Timeline]:
@@ -374,8 +418,8 @@ def _repaired(p: Problem, c: Channels, capacity_bytes: Floats, timeline: Timelin
     """Return the shortest of the plan and a few others that keeps to the capacities."""
     best: Resident | None = None
     refused: NothingFitsError | None = None
-    for order, device, least_s in _candidates(p, c, capacity_bytes, timeline):
-        if best is not None and least_s >= best.timeline.makespan_s:
+    for order, device, at_least_s in _candidates(p, c, capacity_bytes, timeline):
+        if best is not None and at_least_s >= best.timeline.makespan_s:
             continue
         for repeats in (True, False):
             try:
@@ -411,8 +455,8 @@ def _candidates(
         others += not member.is_start
         if others > _REPAIRED:
             break
-        least_s = member.timeline.makespan_s if member.is_start else 0.0
-        yield order_of(p, member.timeline), member.timeline.device, least_s
+        at_least_s = member.timeline.makespan_s if member.is_start else 0.0
+        yield order_of(p, member.timeline), member.timeline.device, at_least_s
     deep = depth_first(p)
     yield deep, timeline.device, 0.0
     largest = int(np.argmax(capacity_bytes[: int(p.node.max()) + 1]))

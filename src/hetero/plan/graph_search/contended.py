@@ -31,7 +31,7 @@ from hetero.plan.planners.list_scheduling import order_of
 from hetero.plan.planners.ranks import by_rank, rank
 from hetero.plan.problem import Floats, Ints, Problem, Timeline
 
-__all__ = ["ContendedAnnealing", "ContendedFound", "contended_search", "rehearse"]
+__all__ = ["ContendedAnnealing", "ContendedFound", "contended_search", "least_s", "rehearse"]
 
 Bools = NDArray[np.bool_]
 
@@ -231,14 +231,14 @@ def _take_alone(found: _Contended, p: Problem, hosts: list[Bools]) -> None:
             continue
         if what == "one host":
             found.timed(by_rank(p, rank(only, "mean")), None, what, held_to(p, part))
-        if len(p.order) > _PLANNED_AT_MOST or _least_s(only) >= found.best.timeline.makespan_s:
+        if len(p.order) > _PLANNED_AT_MOST or least_s(only) >= found.best.timeline.makespan_s:
             continue
         for name in PLANNERS:
             timeline = planner(name)(only)
             found.timed(order_of(p, timeline), devices[timeline.device], what)
 
 
-def _least_s(p: Problem) -> float:
+def least_s(p: Problem) -> float:
     """Return what the devices need at the least for all tasks."""
     return max(critical_path_bound(p), float(p.seconds.min(axis=1).sum()) / len(p.node))
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hetero
-from hetero.floor.errors import BadValueError, SerialisationError
+from hetero.floor.errors import BadValueError, NothingFitsError, SerialisationError
 
 LARGE = 9_000
 """Numbers of an array that is large enough to travel in shared memory."""
@@ -389,7 +389,13 @@ def test_wrong_uses_of_a_handle_are_refused_in_one_line_and_change_nothing(inlin
         ("reads new, which has no value", lambda: graph.add(abs, new.commute)),
         ("abs reduces a, which has no operator", lambda: graph.add(abs, 1, a.reduce)),
         ("3 is no operator", lambda: graph.data(operator=3)),  # type: ignore[arg-type]
-        ("new has no value yet", new.result),
+        ("new has no value, and no task writes it", new.result),
+        ("a has no value yet; run the graph first", a.result),
+        ("graph.data was given the handle <Data a>", lambda: graph.data(a)),
+        ("graph.data was given the handle strange.read", lambda: graph.data(strange.read)),
+        ("a.read is no function; give it as it is", lambda: graph.add(abs, a.read())),
+        ("a graph cannot run on None; give a Context", lambda: graph.run(None)),  # type: ignore[arg-type]
+        ("a graph cannot run on 5", lambda: graph.submit(5)),  # type: ignore[arg-type]
     ]
     for message, call in wrong:
         with pytest.raises(BadValueError, match=message) as caught:
@@ -398,8 +404,94 @@ def test_wrong_uses_of_a_handle_are_refused_in_one_line_and_change_nothing(inlin
     assert len(graph) == 0
     graph.run(inline)
     assert a.result() == 1
-    with pytest.raises(BadValueError, match="new has no value"):
+    with pytest.raises(BadValueError, match=r"new has no value, and no task writes it; give graph.data a value"):
         new.result()
+
+
+def test_names_that_a_handle_or_a_node_has_not_are_told_with_those_that_it_has() -> None:
+    graph = hetero.graphs.Graph()
+    rows = graph.data(1, name="rows")
+    node = graph.add(abs, rows.read)
+    with pytest.raises(
+        AttributeError, match=r"rows has no 'readwrit'; did you mean 'readwrite'\?; allowed: read, write"
+    ):
+        _ = rows.readwrit  # type: ignore[attr-defined]
+    with pytest.raises(
+        AttributeError, match=r"a node has no 'result'; its future has: graph.submit\(ctx\)\[node\].result"
+    ):
+        node.result()  # type: ignore[operator]
+    assert not hasattr(node, "strange")
+
+
+def run_inside() -> None:
+    graph = hetero.graphs.Graph()
+    graph.add(abs, -1)
+    graph.run(hetero.current_context())  # type: ignore[arg-type]
+
+
+def test_a_graph_is_not_run_inside_a_task(inline: hetero.Context) -> None:
+    with pytest.raises(BadValueError, match="a graph cannot run inside a task; run it in the program, or submit"):
+        inline.run(run_inside)
+
+
+def test_a_handle_that_no_task_writes_has_the_value_that_it_had_when_the_graph_was_submitted(
+    ctx: hetero.Context,
+) -> None:
+    numbers, words, late_number = np.arange(4.0), ["a"], ctx.submit(abs, -3)
+    graph = hetero.graphs.Graph()
+    held = [graph.data(each) for each in (numbers, words, late_number, graph.add(abs, -4))]
+    futures = graph.submit(ctx)
+    numbers[:] = 5
+    words.append("b")
+    assert held[0].result().tolist() == [0, 1, 2, 3]
+    assert [each.result() for each in held[1:]] == [["a"], 3, 4]
+    held[0].result()[:] = 7
+    assert numbers.tolist() == [5] * 4
+    with pytest.raises(BadValueError, match=r"<Node 1 abs> was not in the graph when it was submitted"):
+        futures[graph.add(abs, 1)]
+
+
+def test_after_a_submission_that_failed_a_handle_has_no_value(inline: hetero.Context) -> None:
+    graph = hetero.graphs.Graph()
+    total = graph.data(1)
+    graph.add(abs, total.readwrite)
+    graph.run(inline)
+    assert total.result(timeout=1) == 1
+    graph.add(hetero.task(abs, memory="900TB"), total.readwrite)
+    with pytest.raises(NothingFitsError):
+        graph.run(inline)
+    with pytest.raises(BadValueError, match="has no value yet"):
+        total.result()
+
+
+def test_a_result_is_waited_for_no_longer_than_asked() -> None:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
+        graph = hetero.graphs.Graph()
+        words = graph.data()
+        graph.add(late, 0.5, "a", words.write)
+        graph.submit(ctx)
+        with pytest.raises(TimeoutError):
+            words.result(timeout=0.001)
+        assert words.result(timeout=60) == ["a"]
+
+
+def test_with_the_inline_engine_versions_are_given_back_as_they_are_read_for_the_last_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with hetero.Context(devices="1xcpu", engine="inline", history=False) as ctx:
+        held: list[int] = []
+
+        def seen(array: Any) -> Any:
+            held.append(sum(use.used_bytes for use in ctx.driver.engine.usage().values()))
+            return array + 1
+
+        graph = hetero.graphs.Graph()
+        array = graph.data(np.zeros(LARGE))
+        for _ in range(20):
+            graph.add(seen, array.readwrite)
+        graph.run(ctx)
+        assert array.result()[0] == 20.0
+        assert max(held) <= 4 * LARGE * 8
 
 
 def test_a_handle_is_no_argument_of_a_context() -> None:
@@ -408,3 +500,19 @@ def test_a_handle_is_no_argument_of_a_context() -> None:
         for given in (data, data.read):
             with pytest.raises(SerialisationError, match="the handle rows cannot travel"):
                 ctx.submit(repr, given)
+
+
+def laid_out(array: Any) -> tuple[int, ...]:
+    strides: tuple[int, ...] = array.strides
+    return strides
+
+
+def test_arrays_keep_their_order_in_memory(ctx: hetero.Context) -> None:
+    for shape in ((3, 4), (LARGE, 4)):
+        array = np.asfortranarray(np.ones(shape))
+        graph = hetero.graphs.Graph()
+        handle, strides = graph.data(array), graph.data()
+        graph.add(laid_out, handle.read, strides.write)
+        graph.add(same, handle.readwrite)
+        graph.run(ctx)
+        assert strides.result() == handle.result().strides == array.strides

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.graphs_contention import changes
 from hetero.catalog.load import find
+from hetero.cli.graph_whatif import answer
 from hetero.floor.errors import HeteroError
 from hetero.graphs import comparison
 from hetero.graphs.check import faults
@@ -182,3 +183,7 @@ def test_a_comparison_is_decided_where_the_gaps_do_not_overlap() -> None:
     assert FleetComparison(made(4.0, 4.0), made(4.0, 4.0)).is_decided
     found = FleetComparison(made(4.0, 2.0), made(3.0, 1.0))
     assert (found.at_least, found.at_most) == (pytest.approx(2 / 3), 4.0)
+    same = FleetComparison(made(4.0, 2.0), made(4.0, 2.0), is_same=True)
+    assert (same.is_decided, same.at_least, same.at_most) == (True, 1.0, 1.0)
+    assert compare(wide(2), wide(2), Budget(iterations=1), 0).is_same
+    assert answer(same) == "1.00 times as fast"

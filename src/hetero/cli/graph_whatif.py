@@ -69,7 +69,7 @@ def whatif(
 
     with _progress() as told:
         now, *then = plan_family((read, *fleets), Budget(limit_s, iterations), chosen, progress=told)
-    found = FleetComparison(now, then[0])
+    found = FleetComparison(now, then[0], is_same=not other.said)
     _print_json(found, then, other) if json else _print(found, then, other)
 
 
@@ -161,7 +161,7 @@ def answer(found: FleetComparison) -> str:
     if found.times_as_fast is None:
         return ""
     plans = f"{found.times_as_fast:.2f}"
-    if found.now.is_optimal and found.then.is_optimal:
+    if found.is_same or (found.now.is_optimal and found.then.is_optimal):
         return f"{plans} times as fast"
     low = f"{found.at_least or 0.0:.2f}"
     if found.at_most is None:

@@ -317,6 +317,7 @@ class Loop:
                 with self._idle:
                     self._idle.notify_all()
         if self._pumps:
+            self._drop_released()
             self.engine.pump()
 
     def _send_alone(self, task: Task, call: Call) -> bool:
@@ -425,8 +426,7 @@ class Loop:
             self._lease_changed(LeaseChanged(lease.id, LeasePhase.FAILED, (), 0.0, 0.0, failure.message), deliveries)
 
     def _tick(self, now_s: float, due: bool) -> None:
-        if self._released:
-            self._drop_released()
+        self._drop_released()
         if due:
             self._post([TimerFired(now_s)])
         elif self._lone_ended or self._lone is not None:
@@ -436,8 +436,11 @@ class Loop:
 
     def _drop_released(self) -> None:
         events: list[Event] = []
-        while self._released:
-            item = self._released.popleft()
+        while True:
+            try:
+                item = self._released.popleft()
+            except IndexError:  # several threads may be at it
+                break
             if item in self._tracked:
                 self._tracked.discard(item)
                 events.append(ItemReleased(self._clock.now_s(), item))

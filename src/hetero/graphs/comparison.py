@@ -29,10 +29,12 @@ class FleetComparison(NamedTuple):
     Attributes
     ----------
     now, then : with their lower bounds
+    is_same : whether the fleets are the same one
     """
 
     now: Schedule
     then: Schedule
+    is_same: bool = False
 
     @property
     def times_as_fast(self) -> float | None:
@@ -42,18 +44,18 @@ class FleetComparison(NamedTuple):
     @property
     def at_least(self) -> float | None:
         """The least that the ratio of the best possible plans can be."""
-        return _ratio(self.now.lower_bound_s, self.then.makespan_s)
+        return 1.0 if self.is_same else _ratio(self.now.lower_bound_s, self.then.makespan_s)
 
     @property
     def at_most(self) -> float | None:
         """The most that the ratio of the best possible plans can be, None for no limit."""
-        return _ratio(self.now.makespan_s, self.then.lower_bound_s)
+        return 1.0 if self.is_same else _ratio(self.now.makespan_s, self.then.lower_bound_s)
 
     @property
     def is_decided(self) -> bool:
         """Return whether it is certain which fleet is faster at its best, or that both are equally fast."""
         now, then = self.now, self.then
-        is_exact = now.is_optimal and then.is_optimal
+        is_exact = self.is_same or (now.is_optimal and then.is_optimal)
         return is_exact or now.lower_bound_s > then.makespan_s or then.lower_bound_s > now.makespan_s
 
 
@@ -109,7 +111,7 @@ def compare(
     Where one fleet is part of the other, its plan is a plan of the other, too: so the other's is never longer, and its
     own lower bound is never below the other's.
     """
-    return FleetComparison(*plan_family((now, then), budget, seed, clock, progress))
+    return FleetComparison(*plan_family((now, then), budget, seed, clock, progress), is_same=now == then)
 
 
 def plan_family(

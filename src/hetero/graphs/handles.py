@@ -7,11 +7,11 @@ It must not submit anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast, get_args
 
 from hetero.engines.shared.items import MISSING
 from hetero.floor.containers import is_container, rebuild
-from hetero.floor.errors import BadValueError, SerialisationError
+from hetero.floor.errors import BadValueError, SerialisationError, did_you_mean
 from hetero.session.futures import Future
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ __all__ = ["Access", "GraphData", "Uses", "Version", "replaced"]
 Shape = TypeVar("Shape")
 
 Mode = Literal["read", "write", "readwrite", "commute", "reduce"]
+
+_MODES: tuple[Mode, ...] = get_args(Mode)
 
 IN_PLACE: tuple[Mode, ...] = ("readwrite", "commute")
 """Modes in which the function gets the value as an argument that it may change."""
@@ -82,7 +84,7 @@ class GraphData:
         self._graph = graph
         self._version = version
         self._operator = operator
-        self._latest: object = MISSING
+        self._latest: Future | None = None
         self.name = name
 
     @property
@@ -110,13 +112,20 @@ class GraphData:
         """The result of the task is combined with the value by the operator of the handle; there is no argument."""
         return Access(self, "reduce")
 
-    def result(self) -> Any:
+    def result(self, timeout: float | None = None) -> Any:
         """Return the value after the latest `run` or `submit` of the graph, waiting for it if need be.
+
+        Parameters
+        ----------
+        timeout
+            S, at the longest; None for no limit.
 
         Raises
         ------
         BadValueError
-            The graph has not run since the handle was made, or nothing has written the handle.
+            The graph has not run since the handle was made, or nothing writes the handle.
+        TimeoutError
+            The value is not there in time.
         Exception
             Whatever the task raised that would have written it.
 
@@ -131,9 +140,19 @@ class GraphData:
         ...     total.result()
         8
         """
-        if self._latest is MISSING:
+        if not self._version.has_value:
+            raise BadValueError(
+                f"{self.name} has no value, and no task writes it",
+                remedy="give graph.data a value, or add a task that writes it",
+            )
+        if self._latest is None:
             raise BadValueError(f"{self.name} has no value yet", remedy="run the graph first: graph.run(ctx)")
-        return self._latest.result() if isinstance(self._latest, Future) else self._latest
+        return self._latest.result(timeout)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"{self.name} has no {name!r}{did_you_mean(name, _MODES)}; allowed: {', '.join(_MODES)}, result()"
+        )
 
     def __reduce__(self) -> NoReturn:
         raise SerialisationError(
@@ -152,6 +171,10 @@ class Access:
     def __init__(self, data: GraphData, mode: Mode) -> None:
         self.data = data
         self.mode = mode
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        """Refuse to be called."""
+        raise BadValueError(f"{self} is no function", remedy=f"give it as it is: graph.add(f, {self})")
 
     def __repr__(self) -> str:
         return f"{self.data.name}.{self.mode}"

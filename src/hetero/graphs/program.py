@@ -12,21 +12,24 @@ import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 from hetero.drive.call_environment import WritingCall
 from hetero.engines.shared.items import MISSING
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import shown
 from hetero.graphs.formats import read_graph
-from hetero.graphs.handles import GraphData, Uses, Version, replaced
+from hetero.graphs.handles import Access, GraphData, Uses, Version, replaced
 from hetero.model.graph import topological_order
 from hetero.session.context import Context
 from hetero.session.futures import Future
 from hetero.session.gathering import tree
+from hetero.session.nesting import TaskContext
 from hetero.session.tasks import as_task
 
 __all__ = ["Graph", "GraphNode"]
+
+T = TypeVar("T")
 
 
 class GraphNode:
@@ -59,6 +62,12 @@ class GraphNode:
         names = tuple([data.name for data in uses.makes])
         self._around = partial(WritingCall.around, changes=tuple(uses.changes), writes=names) if names else None
         self.name = name
+
+    def __getattr__(self, name: str) -> NoReturn:
+        of_its_future = not name.startswith("_") and hasattr(Future, name)
+        raise AttributeError(
+            f"a node has no {name!r}" + (f"; its future has: graph.submit(ctx)[node].{name}" if of_its_future else "")
+        )
 
     def __repr__(self) -> str:
         return f"<Node {self._index} {self.name}>"
@@ -109,7 +118,7 @@ class Graph:
         Raises
         ------
         BadValueError
-            The node is of another graph, or the operator is no function.
+            The node is of another graph, the value is a handle, or the operator is no function.
 
         Notes
         -----
@@ -132,6 +141,8 @@ class Graph:
         """
         if operator is not None and not callable(operator):
             raise BadValueError(f"{shown(operator)} is no operator", remedy="give a function of two values")
+        if isinstance(value, GraphData | Access):
+            raise BadValueError(f"graph.data was given the handle {value}", remedy="give a value, a node or a future")
         version = Version(start=self._used(value) if isinstance(value, GraphNode) else value)
         version.level = value._level if isinstance(value, GraphNode) else 0
         self._handles += 1
@@ -279,17 +290,24 @@ class Graph:
         ...     graph.submit(ctx)[one].result()
         1
         """
-        return self._handed_in(ctx).futures
+        return self._handed_in(ctx, lambda made: made.futures)
 
-    def _handed_in(self, ctx: Context) -> _Submission:
-        made = _Submission(ctx)
+    def _handed_in(self, ctx: Context, take: Callable[[_Submission], T]) -> T:
+        """Hand the graph in at once and return what is taken of it; the rest is given back while the graph runs."""
+        _check_context(ctx)
+        held = list(self._data.values())
+        for data in held:
+            data._latest = None
         with ctx.driver.together():
+            made = _Submission(ctx)
             for node in self._ordered():
                 made.add(node)
-            latest = [(data, made.latest(data._version)) for data in self._data.values()]
-        for data, value in latest:
+            latest = [made.latest(data._version) for data in held]
+            taken = take(made)
+            del made
+        for data, value in zip(held, latest, strict=True):
             data._latest = value
-        return made
+        return taken
 
     def _ordered(self) -> list[GraphNode]:
         """Return the tasks in an order in which each comes after those that it needs.
@@ -317,9 +335,9 @@ class Graph:
         ...     graph.run(ctx)
         [3]
         """
-        made = self._handed_in(ctx)
-        results, unread = [made.futures[node] for node in self.last], list(made.unread.values())
-        del made  # what only tasks read is given back as soon as they have
+        results, unread = self._handed_in(
+            ctx, lambda made: ([made.futures[node] for node in self.last], list(made.unread.values()))
+        )
         values = ctx.gather(results)
         concurrent.futures.wait(unread)
         for future in unread:
@@ -329,6 +347,24 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"<hetero.graphs.Graph of {len(self._nodes)} tasks>"
+
+
+def _check_context(ctx: object) -> None:
+    if isinstance(ctx, TaskContext):
+        raise BadValueError(
+            "a graph cannot run inside a task", remedy="run it in the program, or submit its tasks: ctx.submit(f, …)"
+        )
+    if not isinstance(ctx, Context):
+        raise BadValueError(f"a graph cannot run on {shown(ctx)}", remedy="give a Context: graph.run(ctx)")
+
+
+class _NodeFutures(dict[GraphNode, Future]):
+    """The futures of a graph's tasks."""
+
+    def __missing__(self, node: object) -> Future:
+        raise BadValueError(
+            f"{shown(node)} was not in the graph when it was submitted", remedy="submit it again: graph.submit(ctx)"
+        )
 
 
 class _Submission:
@@ -343,7 +379,7 @@ class _Submission:
     """
 
     def __init__(self, ctx: Context) -> None:
-        self.futures: dict[GraphNode, Future] = {}
+        self.futures = _NodeFutures()
         self.unread: dict[int, Future] = {}
         self._ctx = ctx
         self._values: dict[Version, Future] = {}
@@ -364,11 +400,12 @@ class _Submission:
             else:
                 self._values[version] = value
 
-    def latest(self, version: Version) -> object:
-        """Return the value that a handle has in the end, or its future."""
-        if version.makers:
-            return self._noted(self._value(version))
-        return self.futures[version.start] if isinstance(version.start, GraphNode) else version.start
+    def latest(self, version: Version) -> Future | None:
+        """Return the future of what a handle has in the end, None where nothing writes it."""
+        if not version.has_value:
+            return None
+        value = self._value(version)
+        return self._noted(value) if version.makers else value
 
     def _value(self, each: GraphNode | Version) -> Future:
         if isinstance(each, Version) and each not in self._values:

@@ -415,7 +415,7 @@ def fresh(value: Any) -> Any:
     """Return a value whose NumPy arrays, also inside containers, are copies, and so are the containers of those."""
     kind = type(value)
     if kind is np.ndarray:
-        return value.copy()
+        return value.copy("A")  # in C or Fortran order, as in a worker process
     if kind is list or kind is tuple:
         return kind(map(fresh, value))
     if kind is dict:

@@ -111,7 +111,8 @@ def compare(
     Where one fleet is part of the other, its plan is a plan of the other, too: so the other's is never longer, and its
     own lower bound is never below the other's.
     """
-    return FleetComparison(*plan_family((now, then), budget, seed, clock, progress), is_same=now == then)
+    first, second = plan_family((now, then), budget, seed, clock, progress)
+    return FleetComparison(first, second, is_same=now == then)
 
 
 def plan_family(

@@ -12,6 +12,7 @@ from math import log
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetero.core.estimates import EstimateRows, Row
 from hetero.core.fleet import Fleet
@@ -32,6 +33,10 @@ _LEAST_ERROR, _FIRST_ERROR, _LEARNED = 0.02, 0.2, 0.06
 
 _BELIEVED = 5
 """… what is taken at first counts as much as so many tasks that ended."""
+
+
+Column = NDArray[Any]
+"""What is known of all tasks, or of all kinds of tasks, one entry each."""
 
 
 class Lookahead:
@@ -59,7 +64,7 @@ class Lookahead:
         self._slot: dict[int, int] = {}
         self._states: list[TaskState] = []
         self._kinds: dict[Row, int] = {}
-        self._columns: dict[str, Any] = {
+        self._columns: dict[str, Column] = {
             "phase": np.zeros(64, dtype=np.uint8),
             "kind": np.zeros(64, dtype=np.int64),
             "ids": np.zeros(64, dtype=np.int64),
@@ -73,7 +78,7 @@ class Lookahead:
             "kind_bytes": np.zeros(16),
         }
 
-    def _room(self, name: str, count: int) -> Any:
+    def _room(self, name: str, count: int) -> Column:
         """Return a column, made longer where it holds fewer entries."""
         column = self._columns[name]
         if count > len(column):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any
 
 from hetero.core.eligibility import Eligibility
 from hetero.core.estimates import EstimateRows
@@ -53,6 +52,9 @@ __all__ = ["Counts", "Machine", "Rules"]
 
 _Transition = Callable[..., list[Command]]
 _Table = dict[tuple[Phase, type], _Transition]
+
+
+_OfAttempt = TaskFinished | TaskFailed | TaskWithdrawn | TaskSuspended | TaskResumed
 
 
 class Machine:
@@ -165,7 +167,7 @@ class Machine:
         transitions = tuple(table.get((phase, kind)) for phase in Phase)
         waits = kind is TaskResumed
 
-        def handle(event: Any) -> list[Command]:
+        def handle(event: _OfAttempt) -> list[Command]:
             state = tasks.get(event.task)
             if state is not None and state.attempt == event.attempt:
                 transition = transitions[state.phase]
@@ -183,8 +185,8 @@ class Machine:
         tasks = self.tasks
         transitions = tuple(table.get((phase, kind)) for phase in Phase)
 
-        def handle(event: Any) -> list[Command]:
-            state = tasks.get(event.task if kind is CancelRequested else event.task.id)
+        def handle(event: TaskSubmitted | CancelRequested) -> list[Command]:
+            state = tasks.get(event.task if isinstance(event, CancelRequested) else event.task.id)
             if state is None:
                 return unknown(event)
             transition = transitions[state.phase]

@@ -39,7 +39,7 @@ def contents(value: Any) -> Collection[object]:
     return value  # type: ignore[no-any-return]
 
 
-def rebuild(value: Any, replace: Callable[[Any], object]) -> object:
+def rebuild(value: Any, replace: Callable[[object], object]) -> object:
     """Return a container of the same type with each element replaced; itself where nothing was.
 
     Parameters
@@ -72,7 +72,7 @@ def rebuild(value: Any, replace: Callable[[Any], object]) -> object:
     return kind._make(new) if kind not in _EXACT else new if kind is list else kind(new)
 
 
-def _copied(value: object, change: Callable[[Any], None]) -> object:
+def _copied(value: object, change: Callable[..., None]) -> object:
     other = copy.copy(value)
     change(other)
     return other

@@ -18,12 +18,15 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hetero.floor.errors import BadValueError, FileError, HeteroError
 from hetero.floor.files import open_input
 from hetero.floor.text import single_line
 from hetero.floor.units import format_bytes, shown
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = [
     "MOST_BYTES",
@@ -31,6 +34,7 @@ __all__ = [
     "MOST_DIGITS",
     "MOST_ITEMS",
     "Fault",
+    "JsonObject",
     "blamed_on",
     "parse_json",
     "read_array",
@@ -45,6 +49,9 @@ __all__ = [
 
 Fault = type[HeteroError]
 """The kind of error that a reader raises."""
+
+JsonObject = dict[str, Any]
+"""An object of a document; the fields that `record_of` was told of have their types."""
 
 
 MOST_BYTES = 48_000_000
@@ -204,7 +211,7 @@ def read_record(path: Path | str, kinds: Mapping[str, type], fault: Fault = File
     return record_of(read_json(path, fault, most), kinds, str(path), fault)
 
 
-def record_of(found: object, kinds: Mapping[str, type], place: str, fault: Fault = FileError) -> dict[str, Any]:
+def record_of(found: object, kinds: Mapping[str, type], place: str, fault: Fault = FileError) -> JsonObject:
     """Return a JSON object as it is, once it is seen to have these fields of these types; others may be there, too.
 
     Raises
@@ -232,7 +239,7 @@ def record_of(found: object, kinds: Mapping[str, type], place: str, fault: Fault
     return found
 
 
-def read_array(path: Path | str, fault: Fault = FileError) -> Any:
+def read_array(path: Path | str, fault: Fault = FileError) -> NDArray[Any]:
     """Map the array of a `.npy` file into memory, so that none of it is read or made room for before it is used.
 
     Raises

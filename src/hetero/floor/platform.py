@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hetero.floor.errors import EngineError
 from hetero.floor.units import format_bytes
@@ -261,7 +261,7 @@ def _unmap(address: int, nbytes: int, keep: object) -> None:
     C_LIBRARY.munmap(address, nbytes)
 
 
-def private_view(memory: SharedMemory, offset: int, nbytes: int, keep: object = None) -> object:
+def private_view(memory: SharedMemory, offset: int, nbytes: int, keep: object = None) -> ctypes.Array[ctypes.c_char]:
     """Return a writable buffer with the bytes of a part of shared memory; writing to it changes no other's.
 
     Parameters
@@ -287,7 +287,7 @@ def private_view(memory: SharedMemory, offset: int, nbytes: int, keep: object = 
         return (ctypes.c_char * nbytes).from_buffer_copy(source)
 
 
-def make_private(view: Any) -> None:
+def make_private(view: ctypes.Array[ctypes.c_char]) -> None:
     """Copy what a buffer of `private_view` still shares, so that it outlives its part of the shared memory."""
     pages = memoryview(view).cast("B")[:: mmap.PAGESIZE]
     pages[:] = bytes(pages)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from hetero.floor.text import ENCODING_ERRORS, printable, single_line
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.text import Text
 
 __all__ = ["console", "say", "show_any_character", "styled"]
@@ -85,7 +85,7 @@ def _kind() -> Any:
         def on_broken_pipe(self) -> None:
             raise
 
-        def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
             for part in super().render(renderable, options):
                 yield part if part.control else Segment(printable(part.text), part.style)
 

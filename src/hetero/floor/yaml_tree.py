@@ -129,7 +129,7 @@ def yaml_value(text: str, name: str, key: Key, fault: Fault = FileError) -> obje
     return None if node is None else _Walk(loader, Tree(None), name, fault).value(node, key)
 
 
-def _compose(text: str, name: str, fault: Fault) -> tuple[object, _Loader]:
+def _compose(text: str, name: str, fault: Fault) -> tuple[yaml.Node | None, _Loader]:
     try:
         loader = _Loader(text)
         return loader.get_single_node(), loader
@@ -146,7 +146,7 @@ def _compose(text: str, name: str, fault: Fault) -> tuple[object, _Loader]:
         raise fault(f"{name}: this is not YAML: {' '.join(str(error).split())}") from error
 
 
-def _place(name: str, mark: Any) -> str:
+def _place(name: str, mark: yaml.Mark | None) -> str:
     """Return 'file:line'; a setting has no lines."""
     return name if mark is None or name.startswith("--set ") else f"{name}:{mark.line + 1}"
 
@@ -171,7 +171,7 @@ class _Walk:
         self.name = name
         self.count = 0
 
-    def value(self, node: Any, key: Key) -> Any:
+    def value(self, node: yaml.Node, key: Key) -> object:
         """Return the value of a node and note its place."""
         self.count += 1
         if self.count > _MOST_VALUES:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 __all__ = [
     "HOST_NODE",
@@ -322,7 +321,7 @@ class DeviceStatus:
     temperature_c: float | None = None
     power_w: float | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the fields by name."""
         return {name: getattr(self, name) for name in self.__slots__}
 

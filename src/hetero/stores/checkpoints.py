@@ -35,7 +35,7 @@ class Saved(NamedTuple):
     """A checkpoint that was found: its name and its state."""
 
     name: str
-    state: Any
+    state: object
 
 
 class Checkpoints:

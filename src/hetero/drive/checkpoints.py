@@ -245,7 +245,7 @@ class _Loops:
 def _loops_of(frame: Frame) -> _Loops:
     if frame.loops is None:
         frame.loops = _Loops(frame)
-    loops: _Loops = frame.loops
+    loops = frame.loops
     return loops
 
 

@@ -26,6 +26,8 @@ from hetero.model.device import Device
 
 if TYPE_CHECKING:
     from hetero.backends.base import Backend
+    from hetero.drive.call_environment import EnvironmentFound
+    from hetero.drive.checkpoints import _Loops
 
 __all__ = [
     "KEPT_MARK",
@@ -107,7 +109,7 @@ class Frame:
     task_key: str = ""
     channel: Channel | None = None
     used_namespace: bool = False
-    loops: Any = None
+    loops: _Loops | None = None
     talk: Any = None
     throttled_cpu_s: float = 0.0
     began_s: float = 0.0
@@ -124,7 +126,7 @@ class Frame:
     children: Counter[str] | None = None
     profile: str = ""
     timing: TaskClock | None = None
-    found: Any = None
+    found: EnvironmentFound | None = None
 
     def child(self, name: str, identity: str) -> Frame:
         """Return the frame of a task that this one submits; its checkpoints lie beside those of the outermost task.

@@ -19,10 +19,10 @@ from dataclasses import MISSING, fields
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetero.drive.trace_format import END, FORMAT, LAYOUTS, REQUEST, STRING, VERSION, Column, Layout
-from hetero.drive.trace_read import Trace, TraceSummary, read_trace, summary
+from hetero.drive.trace_read import Row, Trace, TraceSummary, read_trace, summary
 from hetero.floor import settings
 from hetero.floor.clock import JOIN_S, wall_time_s
 from hetero.floor.errors import BadValueError
@@ -32,6 +32,9 @@ from hetero.model.commands import Launch
 from hetero.model.device import Device
 from hetero.model.tasks import Failure, Request
 from hetero.model.topology import Topology
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 __all__ = ["Trace", "TraceSummary", "TraceWriter", "read_trace", "summary"]
 
@@ -192,7 +195,7 @@ def _head(devices: Iterable[Device], topology: Topology, policy: str, run: str, 
     }
 
 
-def _changed(value: Any) -> dict[str, object]:
+def _changed(value: DataclassInstance) -> dict[str, object]:
     """Return the fields of a dataclass that differ from their defaults."""
     found = {field.name: (getattr(value, field.name), field.default) for field in fields(value)}
     return {name: each for name, (each, default) in found.items() if default is MISSING or each != default}
@@ -328,7 +331,7 @@ def _float(number: float) -> str:
     return f"{number:.7g}" if isfinite(number) else f'"{number}"'
 
 
-def _not_finite(template: str, values: list[Any], floats: list[int]) -> str:
+def _not_finite(template: str, values: Row, floats: list[int]) -> str:
     """Write a line whose numbers may not be finite, which JSON has no words for."""
     for place in floats:
         values[place] = f"{values[place]:.9g}" if isfinite(values[place]) else f'"{values[place]}"'

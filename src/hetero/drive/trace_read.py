@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, get_type_hints
 
 from hetero.drive.trace_format import END, FORMAT, LAYOUTS, REQUEST, STRING, VERSION, Layout
+from hetero.floor.documents import JsonObject
 from hetero.floor.errors import TraceError
 from hetero.floor.files import open_input
 from hetero.floor.text import single_line
@@ -34,6 +35,9 @@ _READ_BYTES = 1 << 18
 _PIECE_BYTES = 1 << 20
 _LINE_MAX_BYTES = 1 << 26
 _parse = json.JSONDecoder().raw_decode
+Row = list[Any]
+"""The values of a line as JSON has them."""
+
 _LAYOUTS = {each.record.__name__: each for each in LAYOUTS}
 
 
@@ -41,7 +45,7 @@ class Unknown(NamedTuple):
     """A record that this version does not know: its name and its columns as they stand in the file."""
 
     name: str
-    values: dict[str, Any]
+    values: dict[str, object]
 
 
 class Trace:
@@ -55,7 +59,7 @@ class Trace:
         The first line: who ran what on which fleet, and which records there are.
     """
 
-    def __init__(self, path: Path, head: Mapping[str, Any], for_people: bool = False) -> None:
+    def __init__(self, path: Path, head: JsonObject, for_people: bool = False) -> None:
         self.path = path
         self.head = head
         self._for_people = for_people
@@ -82,7 +86,7 @@ class Trace:
 
     def unknown(self) -> Iterator[tuple[float, Unknown]]:
         """Return the records that this version does not know."""
-        return (each for each in self._records() if isinstance(each[1], Unknown))
+        return ((at_s, record) for at_s, record in self._records() if isinstance(record, Unknown))
 
     def devices(self) -> tuple[Device, ...]:
         """Return the fleet of the run; raises TraceError when the head does not tell it."""
@@ -91,7 +95,7 @@ class Trace:
         except _BROKEN as error:
             raise TraceError(f"{self.path}:1: the fleet cannot be read: {error}", remedy=_REMEDY) from error
 
-    def _records(self) -> Iterator[tuple[float, Any]]:
+    def _records(self) -> Iterator[tuple[float, object]]:
         decoder = _Decoder(self.head)
         self._torn = None
         ended = False
@@ -191,10 +195,10 @@ def _blocks(path: Path) -> Iterator[tuple[int, list[bytes]]]:
         raise TraceError(f"{path} cannot be read: {error.strerror}", remedy="check the path") from error
 
 
-def _parsed_together(lines: list[bytes]) -> list[Any] | None:
+def _parsed_together(lines: list[bytes]) -> Row | None:
     """Read the values of some lines at once, None where one of them is no JSON value."""
     try:
-        values: list[object] = json.loads(b"[" + b",".join(lines) + b"]")
+        values: Row = json.loads(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):
         return None
     return values if len(values) == len(lines) else None
@@ -230,14 +234,14 @@ def _check_count(told: object, found: int) -> None:
 class _Decoder:
     """Turns lines back into records, by the layouts in the file's head."""
 
-    def __init__(self, head: Mapping[str, Any]) -> None:
+    def __init__(self, head: JsonObject) -> None:
         self.count = 0
         self._texts: dict[int, str] = {}
         self._requests: dict[int, Request] = {}
         self._head = head
-        self._makers: dict[str, Callable[..., Any]] = {}
+        self._makers: dict[str, Callable[..., object]] = {}
 
-    def record(self, values: list[Any]) -> tuple[float, object] | None:
+    def record(self, values: Row) -> tuple[float, object] | None:
         """Return the time and the record of a line; None for a line of the tables."""
         code = values[0]
         if code == STRING:
@@ -252,7 +256,7 @@ class _Decoder:
         self.count += 1
         return float(values[1]), maker(values)
 
-    def _maker(self, code: str) -> Callable[[list[object]], object]:
+    def _maker(self, code: str) -> Callable[[Row], object]:
         name, columns = self._head["records"][code]
         places = {column: place for place, (column, _) in enumerate(columns, start=2)}
         layout = _LAYOUTS.get(name)
@@ -263,19 +267,19 @@ class _Decoder:
             return lambda values: Unknown(name, {column: values[place] for column, place in places.items()})
         return self._typed(layout, [(places[column], self._read(kind)) for column, kind in columns])
 
-    def _typed(self, layout: Layout, reads: list[tuple[int, Callable[..., Any]]]) -> Callable[[list[object]], object]:
+    def _typed(self, layout: Layout, reads: list[tuple[int, Callable[..., object]]]) -> Callable[[Row], object]:
         record: Callable[..., object] = layout.record
 
-        def make(values: list[Any]) -> object:
-            found = [read(values[place]) for place, read in reads]
+        def make(values: Row) -> object:
+            found: Row = [read(values[place]) for place, read in reads]
             if layout.nested:  # a trace may lack the last columns, which came later
                 return record(float(values[1]), Task(*found))
             return record(float(values[1]), *found) if layout.timed else record(*found)
 
         return make
 
-    def _read(self, kind: str) -> Callable[..., Any]:
-        reads: dict[str, Callable[..., Any]] = {
+    def _read(self, kind: str) -> Callable[..., object]:
+        reads: dict[str, Callable[..., object]] = {
             "int": int,
             "bool": bool,
             "float": float,
@@ -296,7 +300,7 @@ class _Decoder:
         return given if isinstance(given, str) else self._texts[given]
 
 
-def _launch(given: list[Any]) -> Launch:
+def _launch(given: Row) -> Launch:
     task, attempt, predicted_s = given
     return Launch(int(task), int(attempt), float(predicted_s))
 
@@ -313,7 +317,7 @@ def _wish(given: Mapping[str, object]) -> LeaseRequest:
     return LeaseRequest(**_fields(LeaseRequest, given))
 
 
-def _fields(kind: type, given: Mapping[str, object]) -> dict[str, Any]:
+def _fields(kind: type, given: Mapping[str, object]) -> JsonObject:
     """Return the fields of a value that a trace tells of, each of its type."""
     readers = _readers(kind)
     return {name: readers[name](each) for name, each in given.items() if name in readers}
@@ -325,7 +329,7 @@ def _readers(kind: type) -> dict[str, Callable[[object], object]]:
 
 
 def _is(*kinds: type) -> Callable[[object], Any]:
-    def read(given: object) -> Any:
+    def read(given: object) -> object:
         if type(given) not in kinds:
             raise TypeError(f"{shown(given)} is not of the type {kinds[0].__name__}")
         return given
@@ -341,7 +345,7 @@ def _texts(given: object) -> tuple[str, ...]:
     return tuple(_plain_text(each) for each in _is(list)(given))
 
 
-_READERS: dict[object, Callable[..., Any]] = {
+_READERS: dict[object, Callable[..., object]] = {
     str: _plain_text,
     DeviceType: lambda given: DeviceType(_plain_text(given)),
     int: _is(int),

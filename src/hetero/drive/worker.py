@@ -27,6 +27,7 @@ from hetero.floor.clock import TaskClock
 from hetero.floor.errors import DeviceError, HeteroError
 from hetero.model.annotations import TaskNote, set_in_time
 from hetero.model.device import HOST_NODE, Device
+from hetero.model.tasks import FailureKind
 
 if TYPE_CHECKING:
     from hetero.backends.base import Backend
@@ -114,12 +115,14 @@ class DeviceRunner:
             return self._run_on_top(before, frame, implementation, args, kwargs)
         return self._run(None, frame, implementation, args, kwargs)
 
-    def _run_on_top(self, below: Frame, *call: Any) -> Outcome:
+    def _run_on_top(
+        self, below: Frame, frame: Frame, implementation: object, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> Outcome:
         """Run an attempt on top of one that waits, whose throttle does not count its time."""
         cpu_s = clock.thread_cpu_s()
         try:
             with Deeper(1), _surroundings(below):
-                return self._run(below, *call)
+                return self._run(below, frame, implementation, args, kwargs)
         finally:
             below.throttled_cpu_s += clock.thread_cpu_s() - cpu_s
 
@@ -224,7 +227,7 @@ class DeviceRunner:
         with backend.activate():
             return _mapped(value, fits, backend.copy_in)
 
-    def classify(self, error: BaseException) -> str:
+    def classify(self, error: BaseException) -> FailureKind:
         """Return what kind of failure an exception is."""
         if type(error) is ModuleNotFoundError and error.name and _imports_of_its_own(error):
             return "missing_package"
@@ -303,7 +306,7 @@ def _is_import(code: CodeType, place: int) -> bool:
     return False
 
 
-def _mapped(value: Any, wanted: Callable[[Any], bool], change: Callable[[Any], object]) -> object:
+def _mapped(value: Any, wanted: Callable[[object], bool], change: Callable[..., object]) -> object:
     kind = type(value)
     if kind is list or kind is tuple:
         return kind([_mapped(item, wanted, change) for item in value])

@@ -16,7 +16,7 @@ from hetero.model.annotations import TaskNote
 from hetero.model.commands import Cancel, Discard, Free, Launch, StartWorker, Transfer, Withdraw
 from hetero.model.device import Device
 from hetero.model.events import Event
-from hetero.model.tasks import Failure, Request
+from hetero.model.tasks import Failure, FailureKind, Request
 
 if TYPE_CHECKING:
     from hetero.engines.shared.worker_setup import WorkerSetup
@@ -314,7 +314,7 @@ class Runner(Protocol):
         """Return a value with its NumPy arrays copied to the device's memory node."""
         ...
 
-    def classify(self, error: BaseException) -> str:
+    def classify(self, error: BaseException) -> FailureKind:
         """Return what kind of failure an exception is: 'exception', 'out_of_memory' or 'missing_package'."""
         ...
 

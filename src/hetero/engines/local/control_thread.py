@@ -10,13 +10,13 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import one_line
-from hetero.engines.shared.memory_pool import store
+from hetero.engines.shared.memory_pool import Views, store
 from hetero.engines.shared.wire import Frames, WireValue, frame, fresh
 from hetero.engines.shared.worker import KeptValues, wait_for_link
 from hetero.floor import clock, platform
@@ -48,7 +48,7 @@ class Control:
         self._worker = worker
         self._frames = Frames()
         self._fds: deque[int] = deque()
-        self._aside: deque[object] = deque()
+        self._aside: deque[msg.Message] = deque()
         self.unwanted: dict[int, int] = {}
         self.started = 0
         self.values = KeptValues()
@@ -71,7 +71,7 @@ class Control:
         """Keep a value on this device's memory node."""
         self.values[key] = self._own(value)
 
-    def kept(self, key: Any) -> object:
+    def kept(self, key: Iterable[object]) -> object:
         """Return a kept value, its NumPy arrays copied."""
         return fresh(self.values[tuple(key)])
 
@@ -91,10 +91,10 @@ class Control:
             clock.sleep(GRACE_S)
             os._exit(1)
 
-    def _next(self) -> Any:
+    def _next(self) -> msg.Message | None:
         return self._aside.popleft() if self._aside else self._receive()
 
-    def _receive(self) -> Any:
+    def _receive(self) -> msg.Message | None:
         while (message := self._frames.next()) is None:
             chunk, fds = platform.receive_with_files(self._socket, 1 << 16)
             self._fds.extend(fds)
@@ -103,7 +103,7 @@ class Control:
             self._frames.feed(chunk)
         return message
 
-    def _handle(self, message: tuple[Any, ...]) -> None:
+    def _handle(self, message: msg.Message) -> None:
         tag = message[0]
         if tag in (msg.WITHDRAW, msg.CANCEL):
             self._unwant(tag, message[1])
@@ -131,18 +131,18 @@ class Control:
                 self.cancelling = seq
                 platform.interrupt_main_thread()
 
-    def _copy(self, tag: int, order: int, key: object, *rest: Any) -> None:
+    def _copy(self, tag: int, order: int, key: object, wire: msg.Message = ()) -> None:
         started_s = self._worker.clock.now_s()
         try:
-            answer = self._import(key, *rest) if tag == msg.IMPORT else self._export(order, key)
+            answer = self._import(key, wire) if tag == msg.IMPORT else self._export(order, key)
         except Exception as error:  # noqa: BLE001  the program words it
             self._send((msg.TROUBLE, order, one_line(error)))
             return
         done = msg.IMPORTED if tag == msg.IMPORT else msg.EXPORTED
         self._send((done, order, started_s, self._worker.clock.now_s() - started_s, answer))
 
-    def _import(self, key: object, wire: tuple[Any, ...]) -> tuple[object, ...]:
-        views: list[object] = []
+    def _import(self, key: object, wire: msg.Message) -> tuple[object, ...]:
+        views: Views = []
         travelling = WireValue(*wire)
         wait_for_link(self._worker.device, sum([place[2] for place in travelling.places]))
         self.keep(key, self._worker.runner.to_device(self._worker.segments.value(travelling, views)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetero.engines.base import Asked, Call, Function, Nest
 from hetero.engines.local.context import LocalContext
@@ -105,8 +105,8 @@ class Nested:
         self._lock = threading.Lock()
 
     def submit(
-        self, launch: Launch, seq: int, number: int, key: str, blob: bytes, asked: tuple[Any, ...], payload: Payload,
-        refs: tuple[int, ...], task_key: str, nest: tuple[Any, ...],
+        self, launch: Launch, seq: int, number: int, key: str, blob: bytes, asked: msg.Message, payload: Payload,
+        refs: tuple[int, ...], task_key: str, nest: tuple[object, ...],
     ) -> Event | None:  # fmt: skip
         """Take a task that an attempt submits; return what to tell."""
         submitter, reply, wish = self._context.submitter, _Reply(self, seq, number), Asked(*asked)

@@ -19,7 +19,7 @@ from hetero.engines.local.context import LocalContext
 from hetero.engines.local.nested_tasks import Nested
 from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import failure_of, one_line
-from hetero.engines.shared.groups import Chunk, GroupMessages, GroupTask
+from hetero.engines.shared.groups import Chunk, GroupMessages, GroupTask, Whole
 from hetero.engines.shared.hub import Pipe
 from hetero.engines.shared.in_flight import InFlight, Shipped
 from hetero.engines.shared.items import HeldItem, Replica
@@ -165,7 +165,7 @@ class ProcessProxy:
 
     def _job(
         self, launch: Launch, call: Call, functions: list[tuple[str, bytes]], group: GroupTask | None, rank: int
-    ) -> tuple[Any, ...] | None:
+    ) -> msg.Message | None:
         encoded: Payload = call.encoded
         holds, items = [encoded], {}
         try:
@@ -259,7 +259,7 @@ class ProcessProxy:
             if not self._ended:
                 self._control.send((msg.CLOSE, number))
 
-    def recv(self, task: int, sender: int, content: object) -> None:
+    def recv(self, task: int, sender: int, content: Whole | Chunk) -> None:
         """Take a value from another member of a group."""
         self._group_messages.recv(task, sender, content)
 
@@ -295,7 +295,7 @@ class ProcessProxy:
             return -1
         return len(chunk) or -1
 
-    def _handle(self, pipe: Pipe, message: tuple[Any, ...]) -> None:
+    def _handle(self, pipe: Pipe, message: msg.Message) -> None:
         tag = message[0]
         if tag == msg.DONE:
             for row in message[1]:
@@ -337,12 +337,21 @@ class ProcessProxy:
             self._why = f"a task left the device unusable for its worker ({message[2]})"
 
     def _submits(
-        self, seq: int, number: int, key: str, blob: bytes, asked: tuple[object, ...], wire: tuple[Any, ...], *rest: Any
+        self,
+        seq: int,
+        number: int,
+        key: str,
+        blob: bytes,
+        asked: tuple[object, ...],
+        wire: msg.Message,
+        refs: tuple[int, ...],
+        task_key: str,
+        nest: tuple[object, ...],
     ) -> None:
         request, travelling = self._in_flight.get(seq), WireValue(*wire)
         if request is not None:
             payload = self._leases.filled(seq, travelling)
-            event = self._nested.submit(request.launch, seq, number, key, blob, asked, payload, *rest)
+            event = self._nested.submit(request.launch, seq, number, key, blob, asked, payload, refs, task_key, nest)
             if event is not None:
                 self._context.hub.emit(event)
 
@@ -360,7 +369,7 @@ class ProcessProxy:
             self._suspended.discard(seq)
             self._context.hub.emit(TaskResumed(now_s, task, attempt, self.device.id, since_s))
 
-    def _on_send(self, seq: int, rank: int, fields: tuple[Any, ...]) -> None:
+    def _on_send(self, seq: int, rank: int, fields: msg.Message) -> None:
         request, piece = self._in_flight[seq], Chunk(*fields)
         assert request.group is not None
         if isinstance(piece.data, tuple):
@@ -382,7 +391,7 @@ class ProcessProxy:
         key = request.call.function.key if result and request and not request.group else ""
         return self._leases.grant(lease, sizes, key)
 
-    def _copied(self, tag: int, order: int, started_s: float, seconds: float, answer: Any) -> None:
+    def _copied(self, tag: int, order: int, started_s: float, seconds: float, answer: msg.Message) -> None:
         payload = self._leases.close(-order, WireValue(*answer) if tag == msg.EXPORTED else None)
         item = None if payload is None else HeldItem(payload)
         self._context.counters["transfers"] += 1

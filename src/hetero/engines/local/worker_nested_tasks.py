@@ -6,7 +6,7 @@ In: calls of the running task, results from the program. Out: messages. It must 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from hetero.engines.base import Asked, Ended, Function, Nest
 from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import load_error, one_line
 from hetero.engines.shared.in_flight import FUNCTIONS_KEPT, pack_function
-from hetero.engines.shared.memory_pool import store
+from hetero.engines.shared.memory_pool import Views, store
 from hetero.engines.shared.messages import Cancelled
 from hetero.engines.shared.wire import WireValue
 from hetero.floor import clock
@@ -50,7 +50,7 @@ class Spreading:
         self._attempts: dict[int, _Attempt] = {}
         self._of: dict[int, int] = {}
         self._known: OrderedDict[str, None] = OrderedDict()
-        self._fetched: dict[int, tuple[Any, ...] | None] = {}
+        self._fetched: dict[int, msg.Message | None] = {}
         self._released: deque[int] = deque()
 
     @property
@@ -175,11 +175,11 @@ class Spreading:
             load = partial(self._value, *rest) if how == msg.VALUE else partial(self._fetch, number)
             ended(Ended(task, seconds, load, None))
 
-    def _value(self, wire: tuple[Any, ...] | None, key: object) -> object:
+    def _value(self, wire: msg.Message | None, key: Iterable[object]) -> object:
         """Read a value; its buffers are copied, since their places are the program's."""
         if wire is None:
             return self._worker.control.kept(key)
-        views: list[object] = []
+        views: Views = []
         value = self._worker.segments.value(WireValue(*wire), views)
         self._worker.segments.release(views)
         return value

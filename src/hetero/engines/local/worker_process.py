@@ -29,7 +29,7 @@ from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import UNREAD, add_note, one_line
 from hetero.engines.shared.groups import Chunk, GroupChannel, cut
 from hetero.engines.shared.in_flight import Outbox
-from hetero.engines.shared.memory_pool import SharedMappings, store
+from hetero.engines.shared.memory_pool import SharedMappings, Views, store
 from hetero.engines.shared.messages import AttemptCall, Cancelled
 from hetero.engines.shared.wire import NONE, READ_BYTES, Frames, frame, load
 from hetero.engines.shared.worker import WorkerFunctions, failed_row, is_importing, unserialisable, wait_for_link
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 __all__ = ["WorkerProcess", "serve"]
 
 _IMPORT_POLL_S = 0.05
+
+Suspended = tuple[int, int | None, TaskClock, float, int]
+"""Of an attempt that gave its device up: its number, its task, its clock, since when, what waited below it."""
 
 
 class WorkerProcess:
@@ -65,9 +68,9 @@ class WorkerProcess:
         self.doomed: set[int] = set()
         self._levels = hello.setup.levels
         self._frames = frames
-        self._pending: list[Any] = []
+        self._pending: list[msg.Message] = []
         self._waiting = 0
-        self._jobs: deque[tuple[Any, ...]] = deque()
+        self._jobs: deque[msg.Message] = deque()
         self._functions = WorkerFunctions()
         self._leases: dict[int, list[BufferPlace]] = {}
         self.timing = TaskClock(self.clock.now_s)
@@ -137,7 +140,7 @@ class WorkerProcess:
         while (message := self._frames.next()) is not None:
             self._pending.append(message)
 
-    def _next(self) -> Any:
+    def _next(self) -> msg.Message:
         while not self._pending:
             message = self._frames.next()
             if message is not None:
@@ -192,7 +195,7 @@ class WorkerProcess:
                 if self._broken:
                     self._end_broken(job.task)
 
-    def take(self, message: tuple[Any, ...]) -> None:
+    def take(self, message: msg.Message) -> None:
         """Take one message that nobody waits for in particular."""
         if message[0] == msg.RUN:
             if self.control.values.drops < message[3]:
@@ -238,7 +241,7 @@ class WorkerProcess:
         if self._pending:
             self.take(self._pending.pop(0))
 
-    def suspend(self, awaits: int) -> tuple[object, ...]:
+    def suspend(self, awaits: int) -> Suspended:
         """Release the device for others, and tell so; returns what `resume` needs."""
         left_s = self.clock.now_s()
         before = (self.running, self.task, self.timing, left_s, self._waiting)
@@ -248,7 +251,7 @@ class WorkerProcess:
         self.send((msg.SUSPENDED, before[0], left_s, awaits))
         return before
 
-    def resume(self, before: tuple[Any, ...]) -> None:
+    def resume(self, before: Suspended) -> None:
         """Take the device again for the attempt that gave it up, and stop that where it was cancelled meanwhile."""
         seq, self.task, self.timing, left_s, self._waiting = before
         self.runner.timing = self.timing
@@ -273,7 +276,7 @@ class WorkerProcess:
         timing = self.timing
         timing.start()
         self.slot[0] = job.seq
-        views: list[object] = []
+        views: Views = []
         try:
             outcome = self._call(job, views)
             answer = self._result(job, outcome)
@@ -294,7 +297,7 @@ class WorkerProcess:
         self.slot[0] = 0
         return (job.seq, timing.started_s, tuple(timing.times()), *answer)
 
-    def _call(self, job: AttemptCall, views: list[object]) -> Outcome:
+    def _call(self, job: AttemptCall, views: Views) -> Outcome:
         function = self._functions.read.get(job.key) or self._functions.get(job.key)
         self.running = job.seq
         self.task = job.task
@@ -353,7 +356,7 @@ class WorkerProcess:
             buffer[:nbytes] = self.segments.segment(number).part(offset, nbytes).data
             self.send((msg.RECEIVED, data))
 
-    def _arguments(self, job: AttemptCall, views: list[object]) -> Any:
+    def _arguments(self, job: AttemptCall, views: Views) -> Any:
         items = {}
         travelled = sum([place[2] for place in job.wire[1]])
         for item, (wire, key) in job.items.items():

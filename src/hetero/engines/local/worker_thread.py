@@ -61,7 +61,7 @@ class ThreadWorker:
         self._waiting: set[tuple[int, int]] = set()
         self._unwanted: dict[tuple[int, int], int] = {}
         self._abandoned = False
-        self._inboxes: dict[int, queue.SimpleQueue[object]] = {}
+        self._inboxes: dict[int, queue.SimpleQueue[msg.Message]] = {}
         self._kept: dict[object, object] = {}
         self._runner: Runner
         self._timing = TaskClock(context.clock.now_s)

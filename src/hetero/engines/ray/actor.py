@@ -22,13 +22,14 @@ from hetero.engines.base import WorkerEntry
 from hetero.engines.ray.actor_worker import MESSAGES, TRANSFERS, ActorWorker, Greeting
 from hetero.engines.ray.cluster import OWN_HOST, Host
 from hetero.engines.ray.context import RayContext
-from hetero.engines.ray.object_store import CallBundle, StoredPayload
+from hetero.engines.ray.object_store import ActorWire, CallBundle, StoredPayload
 from hetero.engines.shared.items import HeldItem
 from hetero.engines.shared.memory_pool import Payload
 from hetero.floor import settings
 from hetero.model.device import HOST_NODE, Device
 
 if TYPE_CHECKING:
+    import ray
     from ray.actor import ActorHandle
 
 __all__ = [
@@ -86,7 +87,7 @@ class DeviceActor:
         """Stop an attempt."""
         self._worker.cancel(seq)
 
-    def import_value(self, key: object, wire: object, *parts: object) -> tuple[float, float]:
+    def import_value(self, key: object, wire: ActorWire, *parts: object) -> tuple[float, float]:
         """Copy a value to the device's memory node."""
         return self._worker.import_value(key, wire, parts)
 
@@ -209,7 +210,7 @@ class ActorTransfers:
     def _gone(self) -> str:
         return f"the worker of {self._device} went away"
 
-    def _order(self, done: Done, call: Callable[[dict[str, str]], Any]) -> None:
+    def _order(self, done: Done, call: Callable[[dict[str, str]], tuple[ray.ObjectRef, object]]) -> None:
         if self.handle is None:
             self._context.hub.call(lambda: done(self._gone, 0.0, 0.0, None))
             return
@@ -219,7 +220,7 @@ class ActorTransfers:
         self._orders[number] = ((ref, data), done)
         ref._on_completed(lambda answer: self._context.hub.call(partial(self._copied, number, data, asked_s, answer)))
 
-    def _copied(self, number: int, data: object, asked_s: float, answer: Any) -> None:
+    def _copied(self, number: int, data: object, asked_s: float, answer: bytes | Exception) -> None:
         order = self._orders.pop(number, None)
         if order is None:
             return

@@ -22,13 +22,14 @@ from hetero.engines.ray.actor import ActorTransfers, start_actor, why_ended
 from hetero.engines.ray.actor_worker import MESSAGES, ActorCall, Greeting
 from hetero.engines.ray.cluster import OWN_HOST, Host
 from hetero.engines.ray.context import RayContext
-from hetero.engines.ray.object_store import CallBundle, StoredPayload
+from hetero.engines.ray.object_store import ActorWire, CallBundle, StoredPayload
 from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import failure_of
 from hetero.engines.shared.groups import GroupTask
 from hetero.engines.shared.in_flight import InFlight, Shipped, next_batch
 from hetero.engines.shared.items import HeldItem, Holder, Replica
 from hetero.engines.shared.memory_pool import Payload
+from hetero.engines.shared.wire import Message
 from hetero.floor import logs, platform
 from hetero.floor.clock import Times, WallClock
 from hetero.floor.errors import HeteroError
@@ -39,6 +40,7 @@ from hetero.model.events import DeviceLost, DeviceReady, Event, TaskFailed, Task
 from hetero.model.tasks import Failure
 
 if TYPE_CHECKING:
+    import ray
     from ray.actor import ActorHandle
 
 __all__ = [
@@ -65,7 +67,7 @@ class _Sent(NamedTuple):
 
     requests: tuple[InFlight, ...]
     rows: object
-    data: Any
+    data: object
     holds: tuple[Payload, ...]
 
 
@@ -81,7 +83,7 @@ class ActorProxy:
         self._lock = threading.RLock()
         self._seqs = itertools.count(1)
         self._in_flight: dict[int, InFlight] = {}
-        self._runs: Callable[..., Any]
+        self._runs: Callable[..., tuple[ray.ObjectRef, object]]
         self._greeting: Any = None
         self._by_attempt: dict[tuple[int, int], int] = {}
         self._waiting: deque[InFlight] = deque()
@@ -128,7 +130,7 @@ class ActorProxy:
         self.handle = None
         self._context.hub.at(AWAY_S, self._start)
 
-    def _greeted(self, handle: object, host: Host, greeting: Any) -> None:
+    def _greeted(self, handle: object, host: Host, greeting: Greeting | Exception) -> None:
         if self._ended or handle is not self.handle:
             return
         elsewhere = isinstance(greeting, Greeting) and greeting.node_id != host.node_id
@@ -258,7 +260,7 @@ class ActorProxy:
 
     def _send(self, batch: list[InFlight]) -> None:
         functions: list[tuple[str, bytes]] = []
-        bundle, holds, jobs = CallBundle(), list[Payload](), list[tuple[Any, ...]]()
+        bundle, holds, jobs = CallBundle(), list[Payload](), list[tuple[object, ...]]()
         going = [request for request in batch if self._pack(request, functions, bundle, holds, jobs)]
         if not going:
             return
@@ -283,7 +285,7 @@ class ActorProxy:
         jobs: list[tuple[object, ...]],
     ) -> bool:
         """Pack an attempt; one whose input is not there any more is given back."""
-        call, launch, items = request.call, request.launch, dict[int, Any]()
+        call, launch, items = request.call, request.launch, dict[int, tuple[ActorWire | None, object]]()
         try:
             for item in call.refs:
                 items[item] = self._item(item, bundle, holds)
@@ -297,7 +299,7 @@ class ActorProxy:
         jobs.append(tuple(ActorCall(request.seq, launch.task, launch.attempt, key, call.task_key, wire, items, group)))
         return True
 
-    def _item(self, item: int, bundle: CallBundle, holds: list[Payload]) -> tuple[object, object]:
+    def _item(self, item: int, bundle: CallBundle, holds: list[Payload]) -> tuple[ActorWire | None, object]:
         replica = self._context.items.find(item).on(self)
         if replica is not None:
             return None, replica.key
@@ -324,7 +326,7 @@ class ActorProxy:
                 self._context.log(records)
                 self._answered(sent, rows)
 
-    def _answered(self, sent: _Sent, rows: list[tuple[Any, ...]]) -> None:
+    def _answered(self, sent: _Sent, rows: list[Message]) -> None:
         events, failed = list[Event](), list[tuple[GroupTask, int]]()
         with self._lock:
             self._sent -= 1
@@ -517,7 +519,7 @@ def _ask(
         return
     asked_s = now_s()
 
-    def answered(answer: Any) -> None:
+    def answered(answer: float | Exception) -> None:
         if isinstance(answer, Exception):
             done(answer)
             return

@@ -25,7 +25,7 @@ from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import one_line
 from hetero.engines.shared.groups import GroupChannel, Whole
 from hetero.engines.shared.messages import Cancelled
-from hetero.engines.shared.wire import NONE, dump, fresh, load
+from hetero.engines.shared.wire import NONE, Message, dump, fresh, load
 from hetero.engines.shared.worker import (
     Cancellation,
     KeptValues,
@@ -43,7 +43,10 @@ from hetero.model.annotations import TaskNote
 from hetero.model.device import Device
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from ray.actor import ActorHandle
+
+    from hetero.engines.ray.object_store import ActorWire
 
 __all__ = ["MESSAGES", "TRANSFERS", "ActorCall", "ActorWorker", "Greeting"]
 
@@ -54,7 +57,7 @@ _IMPORT_S = 0.15
 _ENDED_KEPT = 1000
 
 Which = tuple[int, int]
-Row = tuple[Any, ...]
+Row = tuple[object, ...]
 
 
 class ActorCall(NamedTuple):
@@ -72,8 +75,8 @@ class ActorCall(NamedTuple):
     attempt: int
     key: str
     task_key: str
-    wire: tuple[bytes | None, tuple[tuple[int, int], ...]]
-    items: dict[int, Any]
+    wire: ActorWire
+    items: dict[int, tuple[ActorWire | None, object]]
     group: tuple[int, int] | None
 
 
@@ -117,7 +120,7 @@ class ActorWorker:
         self._unwanted: dict[int, int] = {}
         self._started = 0
         self._cancellation = Cancellation()
-        self._inboxes: dict[Which, queue.SimpleQueue[object]] = {}
+        self._inboxes: dict[Which, queue.SimpleQueue[Message]] = {}
         self._over: deque[Which] = deque(maxlen=_ENDED_KEPT)
         self._runner: Runner
         self._trouble = ""
@@ -255,7 +258,7 @@ class ActorWorker:
         finally:
             self._cancellation.leave_call()
 
-    def _item(self, wire: object, key: object, parts: Sequence[object]) -> Any:
+    def _item(self, wire: ActorWire | None, key: object, parts: Sequence[object]) -> object:
         return fresh(self._kept[key]) if wire is None else _value(wire, parts)
 
     def _result(self, job: ActorCall, outcome: Outcome, large: list[object], copied: bool) -> Row:
@@ -299,7 +302,7 @@ class ActorWorker:
 
         return GroupChannel(*job.group, send, receive, lambda data, buffer: None, self._address)
 
-    def _inbox(self, which: Which) -> queue.SimpleQueue[Any]:
+    def _inbox(self, which: Which) -> queue.SimpleQueue[Message]:
         return self._inboxes.setdefault(which, queue.SimpleQueue())
 
     def _leave(self, job: ActorCall, peers: Sequence[ActorHandle]) -> None:
@@ -348,7 +351,7 @@ class ActorWorker:
     def _imports(self) -> bool:
         return is_importing(sys._current_frames().get(self._cancellation.thread))
 
-    def import_value(self, key: object, wire: object, parts: Sequence[object]) -> tuple[float, float]:
+    def import_value(self, key: object, wire: ActorWire, parts: Sequence[object]) -> tuple[float, float]:
         """Copy a value to the device's memory node; return when that began, and how long it took, in s."""
         started_s = self._clock.now_s()
         value = _value(wire, parts)
@@ -370,17 +373,17 @@ class ActorWorker:
         self._kept.drop(key)
 
 
-def _packed(value: object) -> tuple[bytes | None, list[Any]]:
+def _packed(value: object) -> tuple[bytes | None, list[NDArray[np.uint8]]]:
     """Pickle a value: return the pickle, None where it is the first buffer, and large buffers as arrays of bytes."""
     body, buffers = dump(value)
     return body, [np.frombuffer(buffer, np.uint8) for buffer in buffers]
 
 
-def _buffers(wire: Any, parts: Sequence[object]) -> list[Any]:
+def _buffers(wire: ActorWire, parts: Sequence[Any]) -> list[NDArray[np.uint8]]:
     return [parts[part] if index < 0 else parts[part][index] for part, index in wire[1]]
 
 
-def _value(wire: Any, parts: Sequence[Any], items: Mapping[int, object] | None = None) -> Any:
+def _value(wire: ActorWire, parts: Sequence[object], items: Mapping[int, object] | None = None) -> Any:
     """Read a value; its arrays are copies, since what Ray brought is shared and cannot be written to."""
     return load(wire[0], _buffers(wire, parts), items)
 

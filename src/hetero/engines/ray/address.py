@@ -13,7 +13,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from hetero.engines.ray.certificates import client_context, why_refused
 from hetero.floor.errors import BadValueError, EngineError
@@ -135,7 +135,15 @@ def ask_cluster(address: str) -> None:
         )
 
 
-def _answer(address: str) -> dict[str, Any]:
+class _Answer(TypedDict, total=False):
+    """The versions of Ray and Python, in the cluster and here, or why they are not known."""
+
+    error: str
+    cluster: list[str]
+    own: list[str]
+
+
+def _answer(address: str) -> _Answer:
     command = [sys.executable, "-c", _ASK, address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as asking:
         assert asking.stdout is not None
@@ -145,7 +153,7 @@ def _answer(address: str) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             asking.kill()
             return {"error": f"no answer in {ANSWER_S:g} s"}
-    answer: dict[str, object] = json.loads(lines[-1]) if lines else {"error": "its answer could not be read"}
+    answer: _Answer = json.loads(lines[-1]) if lines else {"error": "its answer could not be read"}
     return answer
 
 

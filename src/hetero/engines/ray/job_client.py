@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hetero.engines.ray.address import KNOCK_S, check_address, is_loopback
 from hetero.engines.ray.certificates import check_folder, client_context, why_refused
@@ -82,7 +81,7 @@ class JobClient:
                     read = self._read(answer)
                     if read == LAST:
                         return
-                    job, answered = read["job"] if do == "submit" and "job" in read else job, True
+                    job, answered = str(read["job"]) if do == "submit" and "job" in read else job, True
                     yield read
         except OSError as error:
             if not answered and isinstance(error, ssl.SSLError):
@@ -113,7 +112,7 @@ class JobClient:
             for start in range(0, len(data), _CHUNK_BYTES):
                 line.sendall(data[start : start + _CHUNK_BYTES])
 
-    def _read(self, answer: bytes) -> dict[str, Any]:
+    def _read(self, answer: bytes) -> dict[str, object]:
         try:
             read = record_of(parse_json(answer.decode(), self.address), {}, self.address)
             kinds = next((kinds for kinds in _ANSWERS if set(read) == set(kinds)), None)

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import psutil
 
@@ -30,12 +30,15 @@ from hetero.engines.ray.cluster import LEAST_STORE_BYTES, Cluster
 from hetero.engines.ray.job_package import MOST_BYTES, JobProgram
 from hetero.engines.shared.exceptions import one_line
 from hetero.floor.clock import monotonic_s, sleep
-from hetero.floor.documents import parse_json, record_of
+from hetero.floor.documents import JsonObject, parse_json, record_of
 from hetero.floor.errors import BadValueError, EngineError, FileError, HeteroError, did_you_mean
 from hetero.floor.listening import Admit, Listening, Verdict
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from ray.dashboard.modules.job.common import JobInfo, JobInfoStorageClient
+    from ray.dashboard.modules.job.job_manager import JobManager
 
 __all__ = ["CANCELLED", "FILE", "LAST", "JobServer", "Jobs", "State", "keep_ends", "main"]
 
@@ -52,7 +55,8 @@ _LONGEST_LINE = 1 << 16
 _SILENCE_LINES = 20
 _TO_RUN = ("script", "arguments", "variables", "packages")
 
-Answer = dict[str, Any]
+T = TypeVar("T")
+Answer = JsonObject
 
 
 class JobServer:
@@ -354,7 +358,7 @@ class Jobs:
             if not rest:
                 sleep(_LOOK_S_jobs)
 
-    def _call(self, question: Coroutine[object, object, object]) -> Any:
+    def _call(self, question: Coroutine[object, object, T]) -> T:
         try:
             return asyncio.run_coroutine_threadsafe(question, self._loop).result(_ANSWER_S)
         except TimeoutError as error:
@@ -362,7 +366,7 @@ class Jobs:
             raise EngineError(problem, remedy="see node.log in the folder of the head's node") from error
 
 
-async def _client() -> tuple[object, Path]:
+async def _client() -> tuple[JobManager, Path]:
     """Return Ray's job manager, and the folder of its logs; it belongs to the loop in which it is made."""
     import ray
 
@@ -374,7 +378,7 @@ async def _client() -> tuple[object, Path]:
         ) from error
     worker = importlib.import_module("ray._private.worker")
     logs = worker._global_node.get_logs_dir_path()
-    _name_head(worker.global_worker.gcs_client)
+    _name_head(worker)
     manager = JobManager(worker.global_worker.gcs_client, logs)
     keep_ends(manager._job_info_client)
     return manager, Path(logs)
@@ -395,7 +399,7 @@ def keep_ends(client: JobInfoStorageClient) -> None:
     client.put_status = put_unless_over
 
 
-def _name_head(store: Any) -> None:
+def _name_head(worker: ModuleType) -> None:
     """Set the head's host in Ray's job manager: else it starts programs anywhere, and their output stays there.
 
     Ray's dashboard would write it down, which does not run here.
@@ -404,7 +408,9 @@ def _name_head(store: Any) -> None:
     from ray._private import ray_constants
 
     own = ray.get_runtime_context().get_node_id().encode()
-    store.internal_kv_put(ray_constants.KV_HEAD_NODE_ID_KEY, own, True, namespace=ray_constants.KV_NAMESPACE_JOB)
+    worker.global_worker.gcs_client.internal_kv_put(
+        ray_constants.KV_HEAD_NODE_ID_KEY, own, True, namespace=ray_constants.KV_NAMESPACE_JOB
+    )
 
 
 def _end_of(prologue: bytes, log: Path) -> int | None:

@@ -5,8 +5,6 @@ In: a host of the cluster. Out: two measured links. It measures what the engine 
 
 from __future__ import annotations
 
-from typing import Any
-
 from hetero.engines.ray.cluster import OWN_HOST, Host
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import EngineError
@@ -25,7 +23,7 @@ class _Mirror:
     def touch(self, *parts: object) -> None:
         """Do nothing: the parts are on this host now."""
 
-    def array(self) -> Any:
+    def array(self) -> object:
         """Return an array."""
         import numpy as np
 

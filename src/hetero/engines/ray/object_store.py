@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,10 @@ from hetero.engines.shared.memory_pool import Payload
 from hetero.engines.shared.wire import Copies, load
 from hetero.floor.errors import DeviceLostError, EngineError
 
-__all__ = ["CallBundle", "ObjectStore", "StoredBuffer", "StoredPayload"]
+__all__ = ["ActorWire", "CallBundle", "ObjectStore", "StoredBuffer", "StoredPayload"]
+
+ActorWire = tuple[bytes | None, Sequence[tuple[int, int]]]
+"""A value on its way: its pickle, and by object and index where each of its large buffers is."""
 
 WHOLE = -1
 """The index of a buffer that is an object of its own, and no element of a tuple."""
@@ -59,7 +61,7 @@ class StoredPayload(Payload):
         """Where its large buffers lie, each in an object of its own."""
         return self.parts
 
-    def value(self) -> Any:
+    def value(self) -> object:
         """Read the value; its arrays are writable and shared with nobody.
 
         Raises
@@ -95,7 +97,7 @@ class CallBundle:
         self.refs: list[object] = []
         self._places: dict[object, int] = {}
 
-    def wire(self, payload: Payload) -> tuple[bytes | None, tuple[tuple[int, int], ...]]:
+    def wire(self, payload: Payload) -> ActorWire:
         """Return a payload as it travels, and take its objects along."""
         assert isinstance(payload, StoredPayload)
         return payload.body, tuple([(self._place(part.ref), part.index) for part in payload.parts])

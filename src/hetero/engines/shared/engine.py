@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, TypedDict, TypeVar
+from typing import ClassVar, Generic, Protocol, TypedDict, TypeVar
 
 from hetero.engines.base import Annotate, Call, Engine, EngineOrder, Log, Report, ReportParts, WorkerEntry
 from hetero.engines.shared.exceptions import one_line
@@ -340,7 +340,7 @@ class PayloadEngine(Engine, Generic[Proxy]):
         self._context.hub.emit(TransferFailed(self._context.clock.now_s(), order.item, order.src, order.dst, reason))
 
 
-def _stop_at_exit(reference: weakref.ref[PayloadEngine[Any]]) -> None:
+def _stop_at_exit(reference: weakref.ref[PayloadEngine[Proxy]]) -> None:
     """Stop an engine when the program ends without having done so."""
     engine = reference()
     if engine is not None:

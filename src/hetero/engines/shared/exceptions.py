@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from hetero.engines.shared.wire import as_bytes, cloud_pickler
 from hetero.floor.errors import HeteroError, RemoteTracebackError, SerialisationError, came_from
-from hetero.model.tasks import Failure
+from hetero.model.tasks import Failure, FailureKind
 
 __all__ = [
     "add_note",
@@ -117,7 +117,7 @@ def load_error(blob: bytes | None, message: str, text: str) -> BaseException:
     return error
 
 
-def kind_here(kind: object, error: BaseException) -> Any:
+def kind_here(kind: FailureKind, error: BaseException) -> FailureKind:
     """Return the kind of a failure as the program sees it.
 
     A package that the program lacks too is missing nowhere in particular: the task's exception is its own.
@@ -138,7 +138,7 @@ def _is_here(name: str) -> bool:
         return False
 
 
-def failure_of(kind: object, message: str, blob: bytes | None, text: str) -> Failure:
+def failure_of(kind: FailureKind, message: str, blob: bytes | None, text: str) -> Failure:
     """Return the failure that a worker process told."""
     if kind == "cancelled":
         return Failure("cancelled", message)

@@ -14,7 +14,7 @@ import numpy as np
 
 from hetero.engines.shared import messages as msg
 from hetero.engines.shared.memory_pool import MemoryPool, Payload
-from hetero.engines.shared.wire import BufferPlace, dump, load
+from hetero.engines.shared.wire import BufferPlace, Message, dump, load
 from hetero.floor.errors import BadValueError, GroupError, SerialisationError
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
 class GroupMember(Protocol):
     """A worker that takes part."""
 
-    def recv(self, task: int, sender: int, content: object) -> None:
+    def recv(self, task: int, sender: int, content: Whole | Chunk) -> None:
         """Take a value from another member."""
         ...
 
@@ -57,7 +57,7 @@ class GroupChannel:
         rank: int,
         world_size: int,
         send: Callable[[int, object], None],
-        receive: Callable[[], Any],
+        receive: Callable[[], Message],
         copy: Callable[[object, memoryview], None],
         address: str = "127.0.0.1",
     ) -> None:
@@ -75,7 +75,7 @@ class GroupChannel:
         self._check(rank)
         self._send(rank, value)
 
-    def recv(self, rank: int) -> Any:
+    def recv(self, rank: int) -> object:
         """Wait for the next value from the member of this rank."""
         self._check(rank)
         assembly = Assembly(self._copy)
@@ -117,7 +117,7 @@ class GroupTask:
         """Return the number of members."""
         return len(self._members)
 
-    def send(self, sender: int, rank: int, content: object) -> None:
+    def send(self, sender: int, rank: int, content: Whole | Chunk) -> None:
         """Pass a value on."""
         with self.lock:
             if rank not in self._left:
@@ -135,7 +135,7 @@ class GroupTask:
 class Whole(NamedTuple):
     """A value on its way within one process."""
 
-    value: Any
+    value: object
 
 
 class Chunk(NamedTuple):
@@ -210,7 +210,7 @@ class Assembly:
             self._copy(piece.data, self._buffers[piece.buffer][piece.offset :])
         return piece.left == 0
 
-    def value(self) -> Any:
+    def value(self) -> object:
         """Return the value; its arrays are writable and shared with nobody."""
         return load(self._body, self._buffers)
 
@@ -255,7 +255,7 @@ class GroupMessages:
         self._attempts.pop(task, None)
         self._unread = {place: unread for place, unread in self._unread.items() if unread[0] != seq}
 
-    def recv(self, task: int, sender: int, content: Any) -> None:
+    def recv(self, task: int, sender: int, content: Whole | Chunk) -> None:
         """Pass on a value from another member."""
         seq = self._attempts.get(task)
         if seq is None:

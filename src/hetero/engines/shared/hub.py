@@ -14,7 +14,6 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from hetero.engines.base import Report
 from hetero.engines.shared.messages import PING
@@ -141,7 +140,7 @@ class Hub:
         with suppress(OSError):
             self._wake_in.send(b"!")
 
-    def _woken(self, mask: int) -> Any:
+    def _woken(self, mask: int) -> None:
         with suppress(BlockingIOError):
             self._wake_out.recv(1 << 16)
 

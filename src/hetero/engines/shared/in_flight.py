@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from hetero.engines.base import Call, Function
 from hetero.engines.shared.exceptions import one_line
@@ -18,9 +18,6 @@ from hetero.engines.shared.memory_pool import Payload
 from hetero.engines.shared.wire import as_bytes
 from hetero.floor.errors import SerialisationError
 from hetero.model.commands import Launch
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = [
     "FUNCTIONS_KEPT",
@@ -109,6 +106,8 @@ SHORT_S = 2e-3
 BATCH_S = 10e-3
 BATCH = 500
 
+Row = TypeVar("Row")
+
 
 def next_batch(waiting: deque[InFlight]) -> list[InFlight]:
     """Take one attempt, or several that are short: the first to finish waits for the last."""
@@ -126,7 +125,7 @@ def _short(request: InFlight) -> bool:
     return request.group is None and 0.0 < request.launch.predicted_s <= SHORT_S
 
 
-class Outbox:
+class Outbox(Generic[Row]):
     """Gathers answers so that many small tasks need few messages, and none waits behind a long task.
 
     Parameters
@@ -144,19 +143,19 @@ class Outbox:
     WINDOW_S = 1e-3
 
     def __init__(
-        self, send: Callable[[list[Any]], None], sleep: Callable[[float], None], now_s: Callable[[], float]
+        self, send: Callable[[list[Row]], None], sleep: Callable[[float], None], now_s: Callable[[], float]
     ) -> None:
         self._send = send
         self._sleep = sleep
         self._now_s = now_s
-        self._rows: list[object] = []
+        self._rows: list[Row] = []
         self._lock = threading.Lock()
         self._waiting = threading.Event()
         self._thread: threading.Thread | None = None
         self._flushed_s = 0.0
         self._open = True
 
-    def add(self, row: object, next_s: float | None) -> None:
+    def add(self, row: Row, next_s: float | None) -> None:
         """Take an answer; `next_s` is the expected time of the task that follows, None when none does."""
         if next_s is None and not self._rows:
             self._send([row])

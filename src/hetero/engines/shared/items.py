@@ -71,7 +71,7 @@ class Replica(NamedTuple):
     """A value kept by a worker under a key."""
 
     holder: Holder
-    key: Any
+    key: object
     nbytes: int
 
 

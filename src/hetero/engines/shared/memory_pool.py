@@ -6,13 +6,13 @@ allocate nothing: the program leases places to them. It knows no tasks.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import weakref
 from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +40,13 @@ __all__ = [
     "Payload",
     "Segment",
     "SharedMappings",
+    "Views",
     "claim",
     "store",
 ]
+
+Views = list["weakref.ref[ctypes.Array[ctypes.c_char]]"]
+"""What refers to the buffers that a task looks at, without keeping them."""
 
 POOL = 0
 """The segment number of the pool; higher numbers are files of one block each."""
@@ -76,7 +80,7 @@ class Segment:
         assert self.bytes is not None
         return self.bytes[offset : offset + nbytes]
 
-    def view(self, offset: int, nbytes: int, keep: object = None) -> object:
+    def view(self, offset: int, nbytes: int, keep: object = None) -> ctypes.Array[ctypes.c_char]:
         """Return a part of it, private and writable."""
         return private_view(self.memory, offset, nbytes, keep)
 
@@ -127,7 +131,7 @@ class Payload:
             WireValue(self.body, tuple([block.place for block in self.blocks])) if self.blocks else WireValue(self.body)
         )
 
-    def value(self) -> Any:
+    def value(self) -> object:
         """Read the value; its arrays are writable, shared with nobody, and hold their blocks."""
         if not self.blocks:
             return load(self.body)
@@ -550,18 +554,18 @@ class SharedMappings:
                 raise HeteroError(f"segment {number} of the memory pool did not reach this worker")
             return self._segments[number]
 
-    def value(self, wire: WireValue, views: list[object], items: Mapping[int, object] | None = None) -> Any:
+    def value(self, wire: WireValue, views: Views, items: Mapping[int, object] | None = None) -> object:
         """Read a value; weak references to the buffers that it looks at are added to `views`."""
         body, places = wire
         buffers = [self._view(*place) for place in places]
         views.extend(map(weakref.ref, buffers))
         return load(body, buffers, items)
 
-    def _view(self, number: int, offset: int, nbytes: int) -> object:
+    def _view(self, number: int, offset: int, nbytes: int) -> ctypes.Array[ctypes.c_char]:
         spared = None if self._limit is None else self._limit.spare(nbytes)
         return self.segment(number).view(offset, nbytes, spared)
 
-    def release(self, views: list[Any]) -> None:
+    def release(self, views: Views) -> None:
         """Copy what is still looked at, because its place will be used again."""
         for view in views:
             alive = view()

@@ -5,15 +5,16 @@ In: nothing. Out: tags and tuples that both sides agree on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from hetero.engines.shared.wire import BufferPlace, WireValue
+from hetero.engines.shared.wire import BufferPlace, Message, WireValue
 from hetero.engines.shared.worker_setup import WorkerSetup
 
 if TYPE_CHECKING:
     from hetero.model.device import Device
 
-__all__ = ["AttemptCall", "Cancelled", "Hello", "NoRoomError", "Transport", "UnserialisableError", "granted"]
+__all__ = ["AttemptCall", "Cancelled", "Hello", "Message", "NoRoomError", "Transport", "UnserialisableError", "granted"]
 
 # On the data socket, in both directions.
 HELLO, READY, BROKEN, RUN, DONE, LEASE, SEND, LEFT, RECEIVED, NOTES, LOG, LEVELS, OPENED, RESTART = range(14)
@@ -73,7 +74,7 @@ class AttemptCall(NamedTuple):
     key: str
     task_key: str
     wire: WireValue
-    items: dict[int, Any]
+    items: dict[int, tuple[WireValue | None, tuple[object, ...]]]
     group: tuple[int, int] | None
     nest: tuple[object, ...]
 
@@ -103,7 +104,7 @@ class NoRoomError(Exception):
     """Neither the pool nor the disk has room."""
 
 
-def granted(answer: Any) -> list[BufferPlace]:
+def granted(answer: str | Sequence[BufferPlace]) -> list[BufferPlace]:
     """Return the places that were granted, or raise what stands in the way."""
     if isinstance(answer, str):
         raise NoRoomError(answer)

@@ -19,7 +19,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ __all__ = [
     "BufferPlace",
     "Copies",
     "Frames",
+    "Message",
     "WireValue",
     "as_bytes",
     "cloud_pickler",
@@ -60,6 +61,9 @@ _PLAIN_KINDS = frozenset("biufc")
 _TEXT_KINDS = frozenset("MmSU")
 _VIEW_KINDS = frozenset("cbBhHiIlLqQnNfdP?")  # what memoryview.cast takes
 
+
+Message = tuple[Any, ...]
+"""A message as it was read, or fields of one: what they are follows from its tag, which comes first."""
 
 Kept = TypeVar("Kept")
 
@@ -90,7 +94,7 @@ def _item(item: int) -> object:
     return _items.values[item]
 
 
-def _array(data: Any, dtype: str, shape: tuple[int, ...], order: Any) -> NDArray[np.generic]:
+def _array(data: memoryview, dtype: str, shape: tuple[int, ...], order: Literal["C", "F"]) -> NDArray[np.generic]:
     if 0 in shape:
         return np.empty(shape, dtype)
     flat: NDArray[np.generic] = np.frombuffer(data, dtype)
@@ -398,7 +402,7 @@ def as_bytes(value: object) -> bytes:
     return file.getvalue()
 
 
-def load(body: Any, buffers: Sequence[Any] = (), items: Mapping[int, object] | None = None) -> Any:
+def load(body: Any, buffers: Sequence[object] = (), items: Mapping[int, object] | None = None) -> Any:
     """Read back what `dump` made of a value, with the values of the items that it refers to."""
     if body is None:
         body, *buffers = buffers
@@ -445,7 +449,7 @@ class Frames:
 
     def __init__(self) -> None:
         self._data = bytearray()
-        self._ready: deque[object] = deque()
+        self._ready: deque[Message] = deque()
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the stream; raises anything when they are no messages."""
@@ -468,6 +472,6 @@ class Frames:
         if start:
             del data[:start]
 
-    def next(self) -> Any:
+    def next(self) -> Message | None:
         """Return the next whole message, or None."""
         return self._ready.popleft() if self._ready else None

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Iterable
 from types import FrameType
-from typing import Any
 
 from hetero.engines.base import Function, Runner
 from hetero.engines.shared import messages as msg
@@ -77,7 +76,7 @@ class WorkerFunctions:
         return known
 
 
-class KeptValues(dict[Any, Any]):
+class KeptValues(dict[object, object]):
     """Values on the device's memory node, by key, and how many of them were dropped."""
 
     def __init__(self) -> None:

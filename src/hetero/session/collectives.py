@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -229,6 +229,11 @@ class _Told(NamedTuple):
     value: object
 
 
+class _Where(TypedDict):
+    address: str
+    beyond_loopback: bool
+
+
 class _Talk:
     """How a member of a group task takes part in collectives: see `hetero.comm.rendezvous.Meeting`."""
 
@@ -241,7 +246,7 @@ class _Talk:
         own_processes = len({place[:3] for place in places}) == len(places)
         self.library: Library = "asked" if own_processes and all(place[3] for place in places) else "none"
         apart = len({place[0] for place in places}) > 1
-        self._where: dict[str, Any] = {"address": channel.address if apart else LOOPBACK, "beyond_loopback": apart}
+        self._where: _Where = {"address": channel.address if apart else LOOPBACK, "beyond_loopback": apart}
         self.group = Group(channel.rank, channel.world_size, self, deadline_s=_DEADLINE_S, **self._where)
 
     def exchange(self, word: str, mine: bytes, deadline_s: float = _DEADLINE_S) -> list[bytes]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Communication", "Config", "command_line", "load", "parse", "read_file"]
 
-Source = str | Path | Mapping[str, Any]
+Source = str | Path | Mapping[str, object]
 _log = logging.getLogger("hetero")
 
 

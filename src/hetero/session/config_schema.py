@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Annotated, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
 
 from pydantic import (
     BaseModel,
@@ -27,6 +27,9 @@ from hetero.model.device import TYPE_WORDS
 from hetero.plan.policies import registry as policies
 from hetero.session.config_yaml import Key, Tree
 from hetero.session.fleet_build import parse_spec, refuse_cores
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 __all__ = [
     "ENGINES",
@@ -305,7 +308,7 @@ def check(tree: Tree) -> Root:
     try:
         root = Root.model_validate(value)
     except ValidationError as error:
-        found += [_mistake(tree, dict(detail)) for detail in error.errors(include_url=False)]
+        found += [_mistake(tree, detail) for detail in error.errors(include_url=False)]
     if root is None or found:
         raise MistakesError.of(sorted(dict.fromkeys(found), key=_by_line))
     return root.with_spec(line or "")
@@ -349,14 +352,14 @@ def _by_line(mistake: Mistake) -> tuple[str, int, str]:
     return (name, int(line), mistake.key) if line.isdigit() else (mistake.place, 0, mistake.key)
 
 
-def _mistake(tree: Tree, detail: dict[str, Any]) -> Mistake:
+def _mistake(tree: Tree, detail: ErrorDetails) -> Mistake:
     key: Key = detail["loc"]
     place = tree.place(key)
     problem, remedy = _worded(key, detail, place)
     return Mistake(place, ".".join(map(str, key)), problem, remedy)
 
 
-def _worded(key: Key, detail: dict[str, Any], place: str) -> tuple[str, str]:
+def _worded(key: Key, detail: ErrorDetails, place: str) -> tuple[str, str]:
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, HeteroError):
         return cause.problem, cause.remedy

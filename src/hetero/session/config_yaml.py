@@ -96,7 +96,7 @@ def _assign(tree: Tree, words: list[str], value: object, name: str) -> None:
     tree.places[key] = name
 
 
-def _step(here: object, word: str, path: str, name: str) -> Any:
+def _step(here: object, word: str, path: str, name: str) -> str | int:
     """Return the dict key or list index that a word means; a list grows by one at its end."""
     if isinstance(here, dict):
         return word

@@ -404,9 +404,7 @@ class Context(AsyncTwins):
 
         return gather(futures, return_exceptions)
 
-    def reduce(
-        self, function: Callable[[Any, Any], object], futures: Iterable[object], *, ordered: bool = True
-    ) -> Future:
+    def reduce(self, function: Callable[..., object], futures: Iterable[object], *, ordered: bool = True) -> Future:
         """Combine the values of futures two by two and give the future of the total.
 
         Parameters

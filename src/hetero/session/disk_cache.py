@@ -15,12 +15,11 @@ from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from hetero.backends import host
 from hetero.backends.base import Backend
 from hetero.floor import settings
-from hetero.floor.documents import read_record
+from hetero.floor.documents import JsonObject, read_record
 from hetero.floor.errors import FileError
 
 __all__ = ["DiskCache", "backend_key", "digest"]
@@ -37,7 +36,7 @@ class DiskCache:
     def __init__(self, name: str) -> None:
         self.path: Path = settings.home() / name
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> JsonObject:
         """Return everything; {} where the file is absent or damaged."""
         try:
             return dict(read_record(self.path, {}))

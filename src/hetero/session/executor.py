@@ -19,7 +19,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 from hetero.engines.shared.exceptions import UNREAD, dump_error, load_error, one_line
-from hetero.engines.shared.wire import as_bytes, load
+from hetero.engines.shared.wire import Message, as_bytes, load
 from hetero.floor.errors import (
     BadValueError,
     HeteroError,
@@ -29,6 +29,7 @@ from hetero.floor.errors import (
     TaskLostError,
 )
 from hetero.session.futures import Future
+from hetero.session.requests import TaskOptions
 from hetero.session.tasks import TaskFunction, as_task
 
 if TYPE_CHECKING:
@@ -126,15 +127,14 @@ class Executor(concurrent.futures.Executor):
         Of what is no function, such as a method, nothing is kept, which a cycle would hold.
         """
         task = as_task(_InChild(fn, self._per_child) if self._per_child else fn)
-        options: dict[str, object] = {} if task is fn else {"crashes": 0}
+        options: TaskOptions = {} if task is fn else {"crashes": 0}
         if self._on and not task.request.on:
             options["on"] = self._on
         if not options:
             return task
         source, known = task.source, task.source.pooled
         if known is not None and known[0] is task.request and known[1] == self._on:
-            made: TaskFunction[..., object] = known[2]
-            return made
+            return known[2]
         made = task.options(**options)
         if isinstance(source.callable, FunctionType):
             source.pooled = (task.request, self._on, made)
@@ -380,7 +380,7 @@ class _Chunk:
         self.function = function
         self.__name__ = getattr(function, "__name__", type(function).__name__)
 
-    def __call__(self, chunk: tuple[Any, ...]) -> list[object]:
+    def __call__(self, chunk: Iterable[Iterable[object]]) -> list[object]:
         return [self.function(*items) for items in chunk]
 
 
@@ -408,14 +408,14 @@ class _Child:
         self._process: SpawnProcess | None = None
         self._line: Any = None
 
-    def answer(self, packed: bytes) -> tuple[Any, ...]:
+    def answer(self, packed: bytes) -> Message:
         if self._left == 0:
             self._replace()
         self._left -= 1
         assert self._process is not None
         self._line.send_bytes(packed)
         try:
-            found: tuple[object, ...] = self._line.recv()
+            found: Message = self._line.recv()
         except (EOFError, ConnectionResetError) as error:
             self._left = 0
             self._process.join()

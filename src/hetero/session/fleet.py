@@ -11,7 +11,7 @@ import logging
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hetero.backends import probe, registry
 from hetero.backends.base import Found
@@ -22,6 +22,9 @@ from hetero.model.device import Device
 from hetero.session.disk_cache import DiskCache, backend_key, digest
 from hetero.session.fleet_build import Builder, DeviceEntry, Wanted, names_with_host, parse_spec, picked, refuse_absent
 from hetero.session.fleet_speed import measure, status, topology
+
+if TYPE_CHECKING:
+    from hetero.floor.documents import JsonObject
 
 __all__ = [
     "DeviceEntry",
@@ -85,7 +88,7 @@ def _entry(name: str, python: str, found: Sequence[Found], answered: bool) -> di
     }
 
 
-def _remembered(kept: dict[str, Any], names: Iterable[str], python: str) -> dict[str, list[Found]]:
+def _remembered(kept: JsonObject, names: Iterable[str], python: str) -> dict[str, list[Found]]:
     known: dict[str, list[Found]] = {}
     for name in names:
         try:

@@ -14,10 +14,13 @@ import itertools
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetero.engines.base import Function
 from hetero.floor.text import single_line
+
+if TYPE_CHECKING:
+    from hetero.session.tasks import TaskFunction
 
 __all__ = ["FunctionSource", "source_of", "travels_by_name", "used_names"]
 
@@ -65,16 +68,16 @@ class FunctionSource:
     def __init__(
         self,
         plain: Callable[..., Any] | None,
-        implementations: Mapping[str, Any],
+        implementations: Mapping[str, object],
         name: str,
         of: FunctionSource | None = None,
     ) -> None:
         self.callable = plain
         self.implementations = dict(implementations)
         self.name = name
-        self.shipped: Any = None
-        self.plain_task: Any = None
-        self.pooled: tuple[object, tuple[str, ...], Any] | None = None
+        self.shipped: Callable[..., object] | None = None
+        self.plain_task: TaskFunction[..., object] | None = None
+        self.pooled: tuple[object, tuple[str, ...], TaskFunction[..., object]] | None = None
         self.chunked: FunctionSource | None = None
         self.nests = False
         self._of = of
@@ -116,7 +119,7 @@ class FunctionSource:
         self._current = Function(key, self.name, default, self.implementations)
         return self._current
 
-    def parts(self) -> Iterator[Any]:
+    def parts(self) -> Iterator[object]:
         """Yield the codes that users wrote: the function, and its implementations by their words."""
         if self._of is not None:
             yield from self._of.parts()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from copyreg import dispatch_table
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -219,7 +219,7 @@ class _Reader:
             if name not in _CLASS_OWN and not isinstance(member, _DESCRIPTORS):
                 self.value([name, member])
 
-    def _wrapper(self, value: Any) -> None:
+    def _wrapper(self, value: property | classmethod[object, ..., object] | staticmethod[..., object]) -> None:
         self._word(type(value).__name__, b"")
         self.value([value.fget, value.fset, value.fdel] if isinstance(value, property) else value.__func__)
 
@@ -228,7 +228,7 @@ class _Reader:
         if isinstance(value, type):
             self._class(value)
             return
-        reduce: Callable[..., Any] | None = dispatch_table.get(type(value))
+        reduce = dispatch_table.get(type(value))
         parts = value.__reduce_ex__(4) if reduce is None else reduce(value)
         if isinstance(parts, str):
             self._word("global", f"{type(value).__module__}.{parts}".encode())

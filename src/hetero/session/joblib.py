@@ -33,6 +33,7 @@ from hetero.session.signature import register as register_description
 from hetero.session.tasks import TaskFunction
 
 if TYPE_CHECKING:
+    from hetero.engines.base import Function
     from hetero.session.context import Context
 
 __all__ = ["register_joblib"]
@@ -337,7 +338,7 @@ class _BatchSource(FunctionSource):
     def __init__(self, name: str) -> None:
         super().__init__(_run_batch, {}, name)
 
-    def current(self) -> Any:
+    def current(self) -> Function:
         """Return the function; only its name and keys differ."""
         function = super().current()
         self.model_key = f"joblib.{self.name}"
@@ -405,7 +406,9 @@ def _backend_class() -> Any:
             jobs = self.default_n_jobs if n_jobs is None else n_jobs
             return max(1, devices + 1 + jobs) if jobs < 0 else min(jobs, devices)
 
-        def submit(self, func: object, callback: Callable[[Any], None] | None = None) -> object:
+        def submit(
+            self, func: object, callback: Callable[[concurrent.futures.Future[object]], None] | None = None
+        ) -> object:
             """Submit one batch; one that cannot be handed in fails in its future, wherever it was asked for."""
             ended: concurrent.futures.Future[object] = RaisingFuture()
             if callback is not None:

@@ -123,9 +123,9 @@ def _holds_arrays(column: Sequence[object]) -> bool:
     return isinstance(column, list | tuple) and np.ndarray in set(map(type, column))
 
 
-def _with_shared(once: SharedOnce, column: Sequence[Any]) -> Sequence[object]:
+def _with_shared(once: SharedOnce, column: Sequence[object]) -> Sequence[object]:
     counts = Counter([id(value) for value in column if is_large(value)])
-    return [once.future(value) if counts[id(value)] > 1 else value for value in column]
+    return [once.future(value) if counts[id(value)] > 1 and is_large(value) else value for value in column]
 
 
 def _refuse_no_items(iterable: object) -> None:
@@ -298,8 +298,9 @@ def _can_be_chunked(task: TaskFunction[..., object]) -> bool:
 def _chunked(task: TaskFunction[..., object]) -> TaskFunction[..., object]:
     source = task.source
     if source.chunked is None:
-        shipped: Any = source.callable if source.shipped is None else source.shipped
-        runners = {word: ChunkRunner(code) for word, code in source.implementations.items()}
+        shipped = source.callable if source.shipped is None else source.shipped
+        assert shipped is not None
+        runners = {word: ChunkRunner(code) for word, code in source.implementations.items() if callable(code)}
         source.chunked = FunctionSource(ChunkRunner(shipped), runners, task.name, of=source)
     chunked: TaskFunction[..., object] = TaskFunction(source.chunked.callable, {"name": task.name}, source.chunked)
     chunked.request, chunked.surroundings = task.request, task.surroundings

@@ -10,7 +10,7 @@ import logging
 import socket
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from hetero.floor.errors import BadValueError, MissingPackageError
 from hetero.floor.listening import Listening, Verdict
@@ -19,6 +19,8 @@ from hetero.model.events import TaskFailed, TaskFinished
 from hetero.session.config_schema import MOST_PORT
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
     from hetero.session.context import Context
     from hetero.session.snapshot import Snapshot
 
@@ -225,10 +227,13 @@ def _data(now: Snapshot) -> Iterator[object]:
     yield from (used, size, moved, copies)
 
 
-def _family(kind: str, name: str, words: str, labels: list[str]) -> Any:
+def _family(kind: str, name: str, words: str, labels: list[str]) -> Metric:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     return (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(name, words, labels=labels)
+
+
+M = TypeVar("M")
 
 
 class _Seen:
@@ -237,7 +242,7 @@ class _Seen:
     def __init__(self, registry: object) -> None:
         from prometheus_client import Counter, Gauge, Histogram
 
-        def made(kind: Callable[..., object], name: str, words: str, *labels: str, **more: object) -> Any:
+        def made(kind: Callable[..., M], name: str, words: str, *labels: str, **more: object) -> M:
             return kind(f"hetero_{name}", words, labels, registry=registry, **more)
 
         self._tasks = made(

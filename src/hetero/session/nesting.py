@@ -30,6 +30,8 @@ from hetero.session.signature import describe, register
 from hetero.session.tasks import TaskFunction, as_task
 
 if TYPE_CHECKING:
+    from concurrent.futures._base import _Waiter
+
     from hetero.model.device import Device
     from hetero.session.context import Context
 
@@ -64,14 +66,14 @@ class _Event(threading.Event):
         return self._spread.wait(self.is_set, timeout)
 
 
-class _Waiters(list[Any]):
+class _Waiters(list["_Waiter"]):
     """Those that wait for a nested future, by an event like that."""
 
     def __init__(self, spread: Spread) -> None:
         super().__init__()
         self._spread = spread
 
-    def append(self, waiter: Any) -> None:
+    def append(self, waiter: _Waiter) -> None:
         """Add one."""
         if not isinstance(waiter.event, _Event):
             waiter.event = _Event(self._spread)
@@ -412,14 +414,14 @@ def _frame() -> Frame:
     return frame
 
 
-def _in_turn(run: Callable[..., object], items: Iterable[tuple[object, ...]], until_s: float | None) -> Iterator[Any]:
+def _in_turn(run: Callable[..., R], items: Iterable[tuple[object, ...]], until_s: float | None) -> Iterator[R]:
     for each in items:
         if until_s is not None and clock.monotonic_s() > until_s:
             raise TimeoutError("map: the next result was not there in time")
         yield run(*each)
 
 
-def _results(futures: list[NestedFuture], until_s: float | None) -> Iterator[Any]:
+def _results(futures: list[NestedFuture[R]], until_s: float | None) -> Iterator[R]:
     try:
         while futures:
             value = futures[-1].result(None if until_s is None else max(0.0, until_s - clock.monotonic_s()))
@@ -515,7 +517,7 @@ def _is_open(value: object) -> bool:
     return any(map(_is_open, contents(value)))
 
 
-def _ran(frame: Frame, task: TaskFunction[..., object], args: object, kwargs: Any) -> NestedFuture:
+def _ran(frame: Frame, task: TaskFunction[..., object], args: object, kwargs: object) -> NestedFuture:
     """Run a nested task at once; return its future, which has ended."""
     source, future = task.source, NestedFuture()
     code = Function(f"{task.name} {len(source.implementations)}", task.name, source.callable, source.implementations)

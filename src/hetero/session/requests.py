@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from inspect import isasyncgenfunction, iscoroutinefunction, isroutine
 from numbers import Integral
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from hetero.backends.registry import kinds, known_words
 from hetero.floor.errors import BadValueError, did_you_mean
@@ -266,9 +266,9 @@ def flag(option: str, given: object) -> bool:
     return given
 
 
-def _split(options: Mapping[str, Any]) -> bool:
+def _split(options: Mapping[str, object]) -> bool:
     for option in ("split", "merge"):
-        given: Callable[..., object] | None = options.get(option)
+        given = options.get(option)
         if given is not None and not callable(given):
             raise BadValueError(f"{option}={given!r} is not allowed", remedy="give a function")
         refuse_coroutine(given)

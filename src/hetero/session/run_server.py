@@ -19,7 +19,7 @@ import weakref
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, get_type_hints
 
 from hetero.floor import settings
 from hetero.floor.clock import wall_time_s
@@ -51,8 +51,18 @@ _log = logging.getLogger("hetero")
 _numbers = itertools.count(1)
 _SOCKET, _PREFIX = "run", "hetero-"
 _MOST_BYTES = 100_000
-_FIELDS = {"name": str, "pid": int, "host": str, "began": str, "socket": str, "token": str}
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+class _Descriptor(TypedDict):
+    """What the file of an open Context says of it."""
+
+    name: str
+    pid: int
+    host: str
+    began: str
+    socket: str
+    token: str
 
 
 def run_folder() -> Path:
@@ -97,7 +107,7 @@ def sweep() -> None:
                 _remove(about["socket"])
 
 
-def read_descriptor(path: Path) -> dict[str, Any]:
+def read_descriptor(path: Path) -> _Descriptor:
     """Read the descriptor of an open Context.
 
     Raises
@@ -105,7 +115,7 @@ def read_descriptor(path: Path) -> dict[str, Any]:
     FileError
         It is damaged, or its socket is none that a Context makes.
     """
-    about: dict[str, Any] = read_record(path, _FIELDS, most=_MOST_BYTES)
+    about: _Descriptor = read_record(path, get_type_hints(_Descriptor), most=_MOST_BYTES)
     place = Path(about["socket"])
     if place.name != _SOCKET or not place.parent.name.startswith(_PREFIX) or "\0" in str(place):
         raise FileError(f"{path}: {shown(about['socket'])} is no socket of a run", remedy="remove the file")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from hetero.model.device import HOST_NODE
 from hetero.session.futures import Future
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from hetero.session.context import Context
 
 __all__ = ["LARGE_BYTES", "SharedOnce", "Sharing", "is_large"]
@@ -97,6 +99,6 @@ class SharedOnce:
         return future
 
 
-def is_large(value: object) -> bool:
+def is_large(value: object) -> TypeGuard[NDArray[np.generic]]:
     """Return whether a value is a plain array that may travel as an item."""
     return type(value) is np.ndarray and value.nbytes >= LARGE_BYTES and not value.dtype.hasobject

@@ -6,17 +6,18 @@ It must not keep anything: who wants rates takes two snapshots.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetero.model.device import DeviceStatus
 
 if TYPE_CHECKING:
     from hetero.core.machine import Machine
     from hetero.core.state import DeviceState
+    from hetero.floor.documents import JsonObject
     from hetero.session.context import Context
 
 __all__ = ["DeviceNow", "LinkNow", "NodeNow", "Snapshot", "TasksNow", "snapshot"]
@@ -117,7 +118,7 @@ class Snapshot:
         return asdict(self)
 
     @classmethod
-    def of_dict(cls, values: Mapping[str, Any]) -> Snapshot:
+    def of_dict(cls, values: JsonObject) -> Snapshot:
         """Read what `as_dict` gave, also after a way through JSON."""
         devices = [DeviceNow(**{**row, "status": DeviceStatus(**row["status"])}) for row in values["devices"]]
         parts = {
@@ -152,8 +153,7 @@ def snapshot(ctx: Context) -> Snapshot:
         lambda machine: (machine.placer.policy.name, _tasks(machine), _devices(machine, now_s), _links(machine))
     )
     devices = [
-        DeviceNow(**row, **_process(pids.get(device.id, 0)), status=now)
-        for device, row, now in zip(ctx.devices, rows, states, strict=True)
+        row(*_process(pids.get(device.id, 0)), now) for device, row, now in zip(ctx.devices, rows, states, strict=True)
     ]
     nodes = [
         NodeNow(node, use.used_bytes, use.peak_bytes, int(use.capacity_bytes) if use.capacity_bytes < inf else 0)
@@ -171,40 +171,32 @@ def _tasks(machine: Machine) -> TasksNow:
     return TasksNow(counts.submitted, waiting, ready, placed, running, counts.committed, counts.failed, counts.retried)
 
 
-def _devices(machine: Machine, now_s: float) -> list[dict[str, Any]]:
+def _devices(machine: Machine, now_s: float) -> list[partial[DeviceNow]]:
     return [_device(state, now_s) for state in machine.fleet.states]
 
 
-def _device(state: DeviceState, now_s: float) -> dict[str, object]:
+def _device(state: DeviceState, now_s: float) -> partial[DeviceNow]:
+    """Return a device as far as the core knows it; its process and its status are left to be told."""
     device = state.device
     first = next(iter(state.sent.values()), None)
     remarks = [f"throttled to {device.throttle_frac:g}"] if device.throttle_frac < 1.0 else []
     remarks += ["simulated"] if device.simulated else []
-    return {
-        "id": device.id,
-        "kind": device.kind,
-        "name": device.name,
-        "remark": ", ".join(remarks),
-        "phase": state.phase.name.lower(),
-        "task": first[0].task.name if first else "",
-        "task_s": max(now_s - state.started_s, 0.0) if first else 0.0,
-        "queued": len(state.placed) + max(len(state.sent) - 1, 0),
-        "finished": state.finished,
-        "busy_s": state.busy_s,
-    }
+    task, task_s = (first[0].task.name, max(now_s - state.started_s, 0.0)) if first else ("", 0.0)
+    queued = len(state.placed) + max(len(state.sent) - 1, 0)
+    told = device.id, device.kind, device.name, ", ".join(remarks), state.phase.name.lower()
+    return partial(DeviceNow, *told, task, task_s, queued, state.finished, state.busy_s)
 
 
-def _process(pid: int) -> dict[str, Any]:
-    """Return what the system knows of a worker; one that has just ended is as unknown as one that never was."""
+def _process(pid: int) -> tuple[int, float | None, int | None]:
+    """Return the number of a worker's process, its CPU seconds and its bytes; None where it has ended or never was."""
     import psutil
 
-    found: dict[str, object] = {"pid": pid, "cpu_s": None, "held_bytes": None}
     if pid:
         with suppress(psutil.Error):
             process = psutil.Process(pid)
             times = process.cpu_times()
-            found |= {"cpu_s": times.user + times.system, "held_bytes": process.memory_info().rss}
-    return found
+            return pid, times.user + times.system, process.memory_info().rss
+    return pid, None, None
 
 
 def _links(machine: Machine) -> list[LinkNow]:

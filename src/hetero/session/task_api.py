@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from hetero.drive.frame import current
 from hetero.engines.base import Channel, NodeUsage
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.model.device import Device
 from hetero.session.debug_log import log_to_stderr
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 __all__ = [
     "get_current_device",
@@ -69,7 +73,7 @@ def get_device_list() -> list[Device]:
     return [device for device in sound if device is not None and not device.simulated]
 
 
-def namespace() -> Any:
+def namespace() -> ModuleType:
     """Return the array-API module of the current device: NumPy's, torch's, JAX's or CuPy's.
 
     Raises
@@ -85,9 +89,7 @@ def namespace() -> Any:
     """
     frame = current()
     if frame is None:
-        import array_api_compat.numpy
-
-        return array_api_compat.numpy
+        return import_module("array_api_compat.numpy")
     module = frame.backend.namespace()
     if module is None:
         kernels = not frame.backend.runs_python

@@ -7,11 +7,11 @@ It must not start anything: a task knows no fleet until it is submitted.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from inspect import Parameter
 from types import FunctionType
-from typing import Any, Generic, ParamSpec, TypeVar, Unpack, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeGuard, TypeVar, Unpack, get_type_hints, overload
 
 from hetero.drive.call_environment import CallEnvironment
 from hetero.floor.errors import BadValueError, SerialisationError
@@ -21,10 +21,14 @@ from hetero.model.tasks import JUDGED_BY_CALLER, Request
 from hetero.session.functions import FunctionSource, source_of, travels_by_name
 from hetero.session.requests import TaskOptions, build_request, check_word, checked_env, refuse_coroutine
 
+if TYPE_CHECKING:
+    from hetero.backends.base import Kernel
+
 __all__ = ["TaskFunction", "as_task", "judged_by_caller", "task"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Code = TypeVar("Code")
 
 _SHOWN = [
     Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind)
@@ -59,10 +63,10 @@ class TaskFunction(Generic[P, R]):
     """
 
     def __init__(
-        self, plain: Callable[P, R] | None, options: Mapping[str, Any], source: FunctionSource | None = None
+        self, plain: Callable[P, R] | None, options: Mapping[str, object], source: FunctionSource | None = None
     ) -> None:
         refuse_coroutine(plain)
-        given = {option: value for option, value in options.items() if value is not None}
+        given: dict[str, Any] = {option: value for option, value in options.items() if value is not None}
         name = given.get("name") or single_line(getattr(plain, "__name__", type(plain).__name__))
         self._options = given
         self.source = source if source is not None else FunctionSource(plain, {}, name)
@@ -84,17 +88,17 @@ class TaskFunction(Generic[P, R]):
         return result
 
     @property
-    def split(self) -> Callable[..., Any] | None:
+    def split(self) -> Callable[..., Iterable[object]] | None:
         """How to cut the arguments of one call, None where it cannot be cut."""
         return self._options.get("split")
 
     @property
-    def merge(self) -> Callable[..., Any] | None:
+    def merge(self) -> Callable[..., object] | None:
         """How to join the results of the parts."""
         return self._options.get("merge")
 
     @shows_keywords(_SHOWN)
-    def options(self, **options: Any) -> TaskFunction[P, R]:
+    def options(self, **options: Unpack[TaskOptions]) -> TaskFunction[P, R]:
         """Return the same task with other options, those of `hetero.task`; what is not named stays.
 
         Raises
@@ -121,10 +125,10 @@ class TaskFunction(Generic[P, R]):
         return made
 
     @overload
-    def implementation(self, *words: str) -> Callable[[Any], Any]: ...
+    def implementation(self, *words: str) -> Callable[[Code], Code]: ...
     @overload
     def implementation(self, *words: object) -> Any: ...
-    def implementation(self, *words: Any) -> object:
+    def implementation(self, *words: object) -> object:
         """Add code for some devices, as a decorator or directly.
 
         Parameters
@@ -145,7 +149,7 @@ class TaskFunction(Generic[P, R]):
             return self._add(words[:-1], words[-1])
         return lambda code: self._add(words, code)
 
-    def _add(self, words: tuple[str, ...], code: object) -> object:
+    def _add(self, words: tuple[object, ...], code: object) -> object:
         if not words:
             raise BadValueError(
                 f"an implementation of {self.name} names no device", remedy=f'write {self.name}.implementation("cuda")'
@@ -172,7 +176,9 @@ class TaskFunction(Generic[P, R]):
         return f"<task {self.name}>"
 
 
-def _rebuilt(plain: Any, implementations: dict[str, object], options: dict[str, object]) -> TaskFunction[..., object]:
+def _rebuilt(
+    plain: Callable[..., object] | None, implementations: dict[str, object], options: dict[str, object]
+) -> TaskFunction[..., object]:
     made: TaskFunction[..., object] = TaskFunction(plain, options)
     for word, code in implementations.items():
         made.implementation(word, code)
@@ -183,7 +189,7 @@ def _is_module_level(plain: object) -> bool:
     return getattr(plain, "__module__", "__main__") != "__main__" and "<" not in getattr(plain, "__qualname__", "<")
 
 
-def _is_kernel(code: object) -> bool:
+def _is_kernel(code: object) -> TypeGuard[Kernel]:
     return hasattr(code, "source") and hasattr(code, "entry")
 
 
@@ -196,7 +202,7 @@ def task(
 @overload
 def task(function: Any, /, **options: Unpack[TaskOptions]) -> TaskFunction[..., Any]: ...
 @shows_keywords(_SHOWN)
-def task(function: Any = None, /, **options: Any) -> Any:
+def task(function: object = None, /, **options: Unpack[TaskOptions]) -> object:
     """Create a task of a function, bare or with options.
 
     Parameters
@@ -268,7 +274,7 @@ def judged_by_caller(made: TaskFunction[P, R]) -> TaskFunction[P, R]:
     return made
 
 
-def _kernel_task(kernel: Any, options: dict[str, Any]) -> TaskFunction[..., object]:
+def _kernel_task(kernel: Kernel, options: TaskOptions) -> TaskFunction[..., object]:
     words = options.pop("on", options.pop("kinds", None))
     if words is None:
         raise BadValueError(

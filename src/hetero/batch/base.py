@@ -7,11 +7,12 @@ It must not know a device, a file format or how batches are cut.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
+from hetero.batch.records import Records
 from hetero.floor.errors import HeteroError
 
 __all__ = [
@@ -87,7 +88,7 @@ class Source(ABC):
         function raises does: they are found one by one and set aside with their places.
     """
 
-    load: Callable[[Any], Any] | None = None
+    load: Callable[..., object] | None = None
 
     @property
     @abstractmethod
@@ -197,7 +198,7 @@ class Part:
     number: int
     begin: int
     end: int
-    results: Sequence[Any]
+    results: Records
     bad: tuple[BadRecord, ...] = ()
 
 
@@ -247,7 +248,7 @@ class Sink(ABC):
         """
 
     @abstractmethod
-    def close(self) -> Any:
+    def close(self) -> object:
         """Finish after the last part, and give what the caller gets: the values, or the path written to."""
 
     def abort(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hetero.batch.base import BadRecord, Found, Job, Part, Sink
 from hetero.batch.merges import Merge
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
     begin: int
     end: int
-    results: Any
+    results: object
     bad: tuple[BadRecord, ...]
 
 

@@ -11,7 +11,6 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,7 +138,7 @@ class Files(Source):
     ) -> None:
         self._storage = storage_of(storage)
         self._files = find(path, self._storage, [pattern] if isinstance(pattern, str) else pattern)
-        self.load: Any = _Reads(self._storage)
+        self.load = _Reads(self._storage)
 
     @property
     def length(self) -> int:

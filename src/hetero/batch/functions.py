@@ -162,7 +162,7 @@ class TorchModel:
         kind = getattr(torch, precision)
         module = copy.deepcopy(self.module).eval().to(device=self._place, dtype=kind)
 
-        def run(inputs: Any) -> object:
+        def run(inputs: torch.Tensor) -> object:
             outputs = module(inputs.to(kind) if inputs.is_floating_point() else inputs)
             return (outputs.float() if outputs.is_floating_point() else outputs).cpu().numpy()
 

@@ -12,13 +12,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hetero.batch.records import count
+from hetero.batch.records import Records, count
 from hetero.floor.errors import BadValueError, did_you_mean
 
 __all__ = ["Count", "Fold", "Histogram", "Mean", "Merge", "Sum", "TopK", "check_associative", "merge_of"]
 
 Node = tuple[int, int]
+Scored = tuple[Any, int, object]
+"""The score of a result, minus its number, and the result."""
+
 Nodes = dict[Node, tuple[object] | None]
 
 
@@ -71,10 +75,10 @@ class Fold(Merge):
     'abcde'
     """
 
-    def __init__(self, function: Callable[[Any, Any], object]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         self.function = function
 
-    def start(self, results: Any, begin: int, end: int, missing: Sequence[int] = ()) -> Nodes:
+    def start(self, results: Records, begin: int, end: int, missing: Sequence[int] = ()) -> Nodes:
         """Return the nodes above some items."""
         there = iter(results if results is not None else ())
         gone = set(missing) if results is not None else range(begin, end)
@@ -104,7 +108,7 @@ class Fold(Merge):
             return right if left is None else left
         return (self.function(left[0], right[0]),)
 
-    def _pairs(self, values: Any) -> object:
+    def _pairs(self, values: Sequence[tuple[object] | None]) -> object:
         return [self._pair(left, right) for left, right in zip(values[0::2], values[1::2], strict=True)]
 
 
@@ -133,7 +137,7 @@ class Sum(Fold):
         values[kept] = found
         return {node: (value,) for node, value in _climbed(values, begin, lambda x: x[0::2] + x[1::2]).items()}
 
-    def finish(self, state: Nodes) -> Any:
+    def finish(self, state: Nodes) -> object:
         """Return the sum, as a Python number where it is one."""
         total = super().finish(state)
         return total.item() if total is not None and np.ndim(total) == 0 else total
@@ -158,7 +162,7 @@ class Mean(Sum):
 class Count(Merge):
     """How many results there are; of results that are true or false, how many are true."""
 
-    def start(self, results: Any, begin: int, end: int, missing: Sequence[int] = ()) -> int:
+    def start(self, results: Records, begin: int, end: int, missing: Sequence[int] = ()) -> int:
         """Count."""
         if results is None:
             return 0
@@ -183,13 +187,13 @@ class TopK(Merge):
     key : score of a result, the result itself by default
     """
 
-    def __init__(self, k: int, key: Callable[[Any], object] | None = None) -> None:
+    def __init__(self, k: int, key: Callable[..., object] | None = None) -> None:
         if k < 1:
             raise BadValueError(f"the {k} best are none", remedy="give a whole number from 1")
         self.k = k
         self.key = key
 
-    def start(self, results: Any, begin: int, end: int, missing: Sequence[int] = ()) -> list[object]:
+    def start(self, results: Records, begin: int, end: int, missing: Sequence[int] = ()) -> list[Scored]:
         """Return the best of some results."""
         gone = set(missing)
         items = (item for item in range(begin, end) if item not in gone)
@@ -198,15 +202,15 @@ class TopK(Merge):
             (self.key(row) if self.key else row, -item, row) for item, row in zip(items, rows, strict=False)
         )
 
-    def combine(self, one: list[Any], other: list[object]) -> list[object]:
+    def combine(self, one: list[Scored], other: list[Scored]) -> list[Scored]:
         """Return the best of both."""
         return self._best([*one, *other])
 
-    def finish(self, state: list[Any]) -> list[tuple[int, Any]]:
+    def finish(self, state: list[Scored]) -> list[tuple[int, object]]:
         """Return (item, result), the best first."""
         return [(-item, row) for _, item, row in state]
 
-    def _best(self, found: Iterable[object]) -> list[Any]:
+    def _best(self, found: Iterable[Scored]) -> list[Scored]:
         return heapq.nlargest(self.k, found, key=lambda each: each[:2])
 
 
@@ -228,11 +232,11 @@ class Histogram(Merge):
         values = np.zeros(0) if results is None else np.asarray(results)
         return np.histogram(values, self.edges)[0].astype(np.int64)
 
-    def combine(self, one: Any, other: object) -> object:
+    def combine(self, one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
         """Add the counts."""
         return one + other
 
-    def finish(self, state: object) -> Any:
+    def finish(self, state: object) -> object:
         """Return the counts."""
         return state
 
@@ -260,7 +264,7 @@ def merge_of(given: object) -> Merge | None:
     )
 
 
-def check_associative(function: Callable[[Any, Any], Any], a: object, b: object, c: object) -> None:
+def check_associative(function: Callable[..., Any], a: object, b: object, c: object) -> None:
     """Refuse a function whose result depends on which of three values are combined first.
 
     Raises
@@ -280,7 +284,7 @@ def check_associative(function: Callable[[Any, Any], Any], a: object, b: object,
         )
 
 
-def _climbed(values: Any, begin: int, pairs: Callable[[Any], object]) -> Nodes:
+def _climbed(values: Any, begin: int, pairs: Callable[..., object]) -> Nodes:
     """Return the nodes above the values of consecutive items."""
     nodes: Nodes = {}
     level = 0

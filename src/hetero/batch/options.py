@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from hetero.batch.availability import FREE, Hours, parse_by_device, parse_hours, parse_share
 from hetero.batch.base import Found
@@ -73,7 +72,7 @@ class BatchOptions:
     ordered: bool = True
     name: str = ""
     part: int | None = None
-    cost: Callable[[Any], float] | None = None
+    cost: Callable[..., float] | None = None
     same_count: bool = True
     check_finite: bool = False
     check_merge: bool = False

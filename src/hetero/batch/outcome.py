@@ -132,7 +132,7 @@ class BatchOutcome:
         """The best batch size of each device that took part."""
         return {stats.device.short: stats.batch for stats in self.devices if stats.batch}
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return every field but the value by name.
 
         Examples

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hetero.batch.base import Found, Job, Part
-from hetero.batch.records import is_frame, is_table, joined
+from hetero.batch.records import Records, is_frame, is_table, joined
 from hetero.batch.sinks import MANIFEST, QUARANTINE, FolderSink
 from hetero.floor.errors import MissingPackageError, SerialisationError
 
@@ -86,7 +86,7 @@ class ParquetSink(FolderSink):
         return int(table.num_rows)
 
 
-def _table(results: Any, part: Part) -> object:
+def _table(results: Records, part: Part) -> object:
     import pyarrow as pa
 
     if is_table(results):

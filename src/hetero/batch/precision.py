@@ -7,10 +7,11 @@ It must not know torch or ONNX Runtime: it is handed functions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
+from hetero.batch.records import Records
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.floor.units import shown
@@ -25,7 +26,7 @@ PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "float16", "any")
 _GROWN = 8
 _RUNS = 3
 
-Run = Callable[..., Any]
+Run = Callable[..., object]
 
 
 class Wish(NamedTuple):
@@ -121,7 +122,7 @@ def _seconds(run: Run, inputs: object) -> float:
     return min(found)
 
 
-def _off_frac(found: Any, exact: object) -> float:
+def _off_frac(found: Records, exact: object) -> float:
     """Return the largest difference as a share of the largest exact result, over all outputs."""
     if isinstance(exact, dict):
         return max(_off_frac(found[name], exact[name]) for name in exact)

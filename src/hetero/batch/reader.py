@@ -12,10 +12,9 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from hetero.batch.base import Piece, Place, Source
-from hetero.batch.records import count, cut, joined, size_bytes
+from hetero.batch.records import Records, count, cut, joined, size_bytes
 from hetero.floor.clock import JOIN_S
 from hetero.plan.batch.planner import Span
 from hetero.plan.batch.time_model import packed
@@ -362,7 +361,7 @@ def _first(piece: Piece, size: int, of: int) -> Piece:
     return piece if size == of else Piece(cut(piece.records, 0, size), piece.file, piece.row)
 
 
-def _each(records: Any) -> Iterator[object]:
+def _each(records: Records) -> Iterator[object]:
     if isinstance(records, dict):
         return (cut(records, place, place + 1) for place in range(count(records)))
     if hasattr(records, "to_pylist"):

@@ -20,6 +20,7 @@ from hetero.batch.base import Source
 from hetero.batch.options import BatchLimits, BatchOptions
 from hetero.batch.registry import KINDS, kind_of_source
 from hetero.batch.sources import GeneratorSource
+from hetero.floor.documents import JsonObject
 from hetero.floor.errors import BadValueError, ConfigError, HeteroError, did_you_mean
 from hetero.floor.text import single_line
 from hetero.floor.units import shown
@@ -52,9 +53,9 @@ class BatchRecipe:
     """
 
     name: str
-    function: Any
+    function: object
     source: object
-    keywords: Mapping[str, Any] = field(default_factory=dict)
+    keywords: JsonObject = field(default_factory=dict)
     options: BatchOptions = field(default_factory=BatchOptions)
     limits: BatchLimits = field(default_factory=BatchLimits)
     context: Mapping[str, object] = field(default_factory=dict)
@@ -100,7 +101,7 @@ def read_batch_recipe(path: Path | str, set: Sequence[str] = (), **usual: object
     return BatchRecipe(name, function, source, _taken(given, _KEYWORDS), options, limits, given)
 
 
-def _taken(given: dict[str, object], names: Iterable[str]) -> dict[str, Any]:
+def _taken(given: dict[str, object], names: Iterable[str]) -> JsonObject:
     """Take the keys of these names out of what the job says."""
     return {name: given.pop(name) for name in names if name in given}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PackedTable",
+    "Records",
     "count",
     "cut",
     "is_frame",
@@ -32,6 +33,9 @@ __all__ = [
     "unpacked",
     "without",
 ]
+
+Records: TypeAlias = Any
+"""Values with one entry a record: a list, an array, a dict of these by column, a table or a frame."""
 
 _SAMPLED = 32
 
@@ -49,7 +53,7 @@ def is_records(value: object) -> bool:
     return isinstance(value, list | tuple | range) or is_table(value) or bool(getattr(value, "shape", ()))
 
 
-def count(records: Any) -> int:
+def count(records: Records) -> int:
     """Return how many records there are.
 
     Raises
@@ -75,7 +79,7 @@ def count(records: Any) -> int:
     return int(records.num_rows) if is_table(records) else len(records)
 
 
-def cut(records: Any, begin: int, end: int) -> object:
+def cut(records: Records, begin: int, end: int) -> object:
     """Return some of the records in the same form; a view where the form has views.
 
     Examples
@@ -103,7 +107,7 @@ def without(records: object, places: Sequence[int]) -> object:
     return joined(kept) if kept else cut(records, 0, 0)
 
 
-def joined(runs: Sequence[Any]) -> Any:
+def joined(runs: Sequence[Records]) -> Records:
     """Return several runs of records as one; a single run comes back as it is.
 
     Raises
@@ -134,7 +138,7 @@ def joined(runs: Sequence[Any]) -> Any:
         ) from error
 
 
-def _joined_alike(first: object, runs: Sequence[Any]) -> object:
+def _joined_alike(first: object, runs: Sequence[Records]) -> object:
     if isinstance(first, dict):
         if any(run.keys() != first.keys() for run in runs):
             raise KeyError(f"columns {sorted({tuple(run) for run in runs})}")

@@ -16,14 +16,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetero.batch.base import BadRecord, Found, Job, Part, Place, Sink
 from hetero.batch.records import count, is_frame, joined
-from hetero.floor.documents import read_record, record_of
+from hetero.floor.documents import JsonObject, read_record, record_of
 from hetero.floor.errors import BadValueError, FileError, HeteroError, SerialisationError
 from hetero.floor.files import atomic_write, local_path, sync_folder
 from hetero.floor.units import shown
@@ -141,7 +141,7 @@ class FolderSink(Sink):
                 (self.folder / name).unlink(missing_ok=True)
             shutil.rmtree(self._unfinished, ignore_errors=True)
 
-    def _notes(self) -> list[dict[str, Any]]:
+    def _notes(self) -> list[JsonObject]:
         manifest = self.folder / self.manifest
         if manifest.exists():
             parts = read_record(manifest, {"parts": list}, most=_MOST_BYTES)["parts"]
@@ -248,7 +248,7 @@ def _checked_note(note: object, place: str) -> dict[str, object]:
     return checked
 
 
-def _head(job: Job) -> dict[str, Any]:
+def _head(job: Job) -> dict[str, object]:
     return {"job": job.key, "source": job.source}
 
 
@@ -320,7 +320,7 @@ class CallSink(Sink):
     part_bytes : how much of the source one call is about
     """
 
-    def __init__(self, function: Callable[[Any], object], part_bytes: int = 1 << 20) -> None:
+    def __init__(self, function: Callable[..., object], part_bytes: int = 1 << 20) -> None:
         self._function = function
         self.part_bytes = part_bytes
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hetero.model.device import Device
 from hetero.plan.batch.size_tuning import Sizes
 from hetero.session.disk_cache import DiskCache, digest
+
+if TYPE_CHECKING:
+    from hetero.floor.documents import JsonObject
 
 __all__ = ["FILE", "keep", "known_sizes"]
 
@@ -42,7 +45,7 @@ def _key(function: str, device: Device) -> str:
     return digest(function, device.model_key)
 
 
-def _entry(found: object) -> dict[str, Any]:
+def _entry(found: object) -> JsonObject:
     """Return an entry whose form is right; one that was damaged counts as none."""
     points = found.get("points") if isinstance(found, dict) else None
     sound = isinstance(points, list) and all(

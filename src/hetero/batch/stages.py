@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hetero.batch.functions import Prepared, function_identity, function_key, prepared
 from hetero.batch.precision import Wish
@@ -31,7 +30,7 @@ class Stage:
         Device words that may run it, as in ('gpu',); empty for all.
     """
 
-    function: Any
+    function: object
     on: tuple[str, ...] = ()
 
     def may_run_on(self, device: Device) -> bool:
@@ -85,7 +84,7 @@ class StageChain:
         """Make every stage ready for a device."""
         self._ready = [part.for_device(device) for part in self._parts]
 
-    def __call__(self, batch: object) -> Any:
+    def __call__(self, batch: object) -> object:
         """Run the stages over a batch."""
         for stage in self._ready:
             batch = stage(batch)

@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cloudpickle
 import numpy as np
+from numpy.typing import NDArray
 
 from hetero.batch.availability import OtherUsers
 from hetero.batch.base import WrongResultError
 from hetero.batch.functions import Prepared
 from hetero.batch.merges import Merge
-from hetero.batch.records import count, is_records, is_table, packed, size_bytes, unpacked, without
+from hetero.batch.records import Records, count, is_records, is_table, packed, size_bytes, unpacked, without
 from hetero.drive.annotations import record_loaded
 from hetero.drive.throttle import idle_s
 from hetero.floor.clock import monotonic_s, sleep
@@ -55,7 +56,7 @@ class PackedProgram(NamedTuple):
 
     run: str
     key: str
-    payload: Any
+    payload: NDArray[np.uint8]
 
 
 class Done(NamedTuple):
@@ -71,7 +72,7 @@ class Done(NamedTuple):
     computed_in : in what a model computed, '' where it is a function
     """
 
-    results: Any
+    results: object
     bad: tuple[tuple[int, str], ...]
     seconds: float
     cold: bool
@@ -153,7 +154,7 @@ def _as_records(results: object, expected: int, program: BatchProgram) -> object
     return found
 
 
-def _columns(results: Any) -> Iterable[object]:
+def _columns(results: Records) -> Iterable[object]:
     """Return what may hold numbers; what is null in a table is absent, not NaN."""
     if isinstance(results, dict):
         return tuple(results.values())

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hetero.advise.measurements import Measurement, read_known_rows, read_rows, read_table
 from hetero.advise.priors import borrowed, prior_of
@@ -21,6 +21,9 @@ from hetero.model.workload import Sharding, WorkloadSpec
 from hetero.plan.sizing import ideal_work
 from hetero.plan.sizing.efficiency import Efficiency, MeasuredRun, learn
 from hetero.session.disk_cache import DiskCache
+
+if TYPE_CHECKING:
+    from hetero.floor.documents import JsonObject
 
 __all__ = ["MINI", "Timed", "keep_table", "keep_timed", "kept_entries", "known_of", "tables"]
 
@@ -61,7 +64,7 @@ class Timed:
     day: str = ""
 
     @classmethod
-    def read(cls, kept: Mapping[str, Any]) -> Timed:
+    def read(cls, kept: JsonObject) -> Timed:
         """Read what was kept, perhaps by another version."""
         names = {item.name for item in fields(cls)}
         return cls(**{name: value for name, value in kept.items() if name in names})
@@ -114,13 +117,13 @@ def _state() -> tuple[str, int]:
         return str(path), 0
 
 
-def kept_entries() -> Mapping[str, Any]:
+def kept_entries() -> JsonObject:
     """Return everything that is kept, read anew where the file has changed."""
     return _entries(_state())
 
 
 @lru_cache(maxsize=4)
-def _entries(state: tuple[str, int]) -> Mapping[str, Any]:
+def _entries(state: tuple[str, int]) -> JsonObject:
     return DiskCache(FILE).read() if state[1] else {}
 
 

@@ -138,7 +138,7 @@ class Estimate:
         found = {name: getattr(self, name) for name in self.__slots__}
         return {name: figure for name, figure in found.items() if isinstance(figure, Figure)}
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return what a program would read.
 
         Examples

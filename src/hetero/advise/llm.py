@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from hetero.advise.estimate import estimate
 from hetero.advise.fit import read_model, room_of
@@ -218,7 +218,7 @@ class LayerPlacement:
         """Return in words why the layers lie as they do."""
         return _explain(self)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return what a program would read."""
         return {
             "framework": self.engine,
@@ -426,7 +426,7 @@ _FORMULA = {
 }
 
 
-def _settings(placed: LayerPlacement) -> dict[str, Any]:
+def _settings(placed: LayerPlacement) -> dict[str, object]:
     """Return the settings of an engine: 'environment', 'run', 'verify', and for accelerate 'device_map'."""
     if placed.engine == "llama.cpp":
         return _llama(placed)
@@ -548,7 +548,7 @@ def _explain(placed: LayerPlacement) -> str:
     lines = [
         f"{placed.engine}: {placed.target.model.name} in {work.weights}, {placed.layers.count} layers of"
         f" {format_bytes(placed.layers.layer_bytes)} with their cache (from {source})",
-        *made["run"].splitlines(),
+        *str(made["run"]).splitlines(),
     ]
     if placed.shared:
         names = ", ".join(device.name for device in placed.shared)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetero.advise.estimate import Estimate, estimate
 from hetero.advise.fit import room_of
@@ -24,6 +24,9 @@ from hetero.model.leases import LeaseRequest
 from hetero.model.workload import WorkloadSpec
 from hetero.plan.sizing.footprint_search import devices_needed
 from hetero.plan.sizing.scores import CandidateFigures, pareto, ranks, scores
+
+if TYPE_CHECKING:
+    from hetero.model.figure import Figure
 
 __all__ = ["DeviceChoice", "Match", "MatchLimits", "choose", "estimates_of", "match"]
 
@@ -232,7 +235,7 @@ class DeviceChoice:
         return {key: [row.as_dict() for row in found] for key, found in rows.items()} | {"notes": list(self.notes)}
 
 
-def _most(found: Estimate) -> Any:
+def _most(found: Estimate) -> Figure:
     return found.most_tokens_per_s or found.throughput_tokens_per_s
 
 

@@ -10,10 +10,9 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from hetero.advise.fit import room_of
 from hetero.advise.rates import rates_of
@@ -152,20 +151,21 @@ def _workload(row: Mapping[str, str], engine: str) -> WorkloadSpec:
     prompt, answer = _whole(row["input_len"] or "0"), _whole(row["output_len"] or "0")
     batch = _whole(row["batch"]) if row["batch"].isdecimal() else 1
     weights = _PRECISIONS.get(row["precision"].casefold(), row["precision"])
-    how: dict[str, Any] = {"kv": "fp8"} if weights == "fp8" else {}
-    how |= {"flash": False} if engine == "llama.cpp" else {}
-    if engine == "llama.cpp" and row["kind"] == "e2e":
-        how |= {"chunk": batch}
-        batch = 1
-    return WorkloadSpec(
+    work = WorkloadSpec(
         find_model(row["model"]),
         weights=weights,
         batch=batch,
         prompt=max(1, prompt),
         context=max(1, prompt) + answer,
         framework=engine,
-        **how,
     )
+    if weights == "fp8":
+        work = replace(work, kv="fp8")
+    if engine == "llama.cpp":
+        work = replace(work, flash=False)
+    if engine == "llama.cpp" and row["kind"] == "e2e":
+        work = replace(work, batch=1, chunk=batch)
+    return work
 
 
 def _amounts(kind: str, row: Mapping[str, str], spec: DeviceSpec, work: WorkloadSpec, spread: Sharding) -> Vector:

@@ -16,7 +16,7 @@ from datetime import UTC, date, datetime
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Protocol
 
 from hetero.catalog.load import find
 from hetero.catalog.values import DeviceSpec
@@ -100,7 +100,7 @@ def age_of(day: str) -> str:
     return f"of {day}, {'today' if days == 0 and rest else many + ' old'}"
 
 
-def own_price(given: Any, where: str, day: object = "") -> Paid:
+def own_price(given: object, where: str, day: object = "") -> Paid:
     """Check a price that the user gives: a number above zero, and the day that it is of.
 
     Raises
@@ -114,8 +114,7 @@ def own_price(given: Any, where: str, day: object = "") -> Paid:
     Traceback (most recent call last):
     hetero.floor.errors.BadValueError: my: the price is 0; give dollars an hour above 0, or leave it out
     """
-    number = isinstance(given, int | float) and not isinstance(given, bool)
-    if not number or not 0.0 < given < float("inf"):
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0.0 < given < float("inf"):
         raise BadValueError(
             f"{where}: the price is {shown(given)}", remedy="give dollars an hour above 0, or leave it out"
         )
@@ -198,7 +197,7 @@ def live_prices(devices: Sequence[DeviceSpec]) -> tuple[dict[str, Paid], str]:
         gpuhunt = import_module("gpuhunt")
     except ImportError:
         return {}, "live prices need gpuhunt, which is not installed: pip install 'hetero-core[prices]'"
-    answer: list[Any] = []
+    answer: list[tuple[list[_Offer], str]] = []
     asking = threading.Thread(target=lambda: answer.append(_asked(gpuhunt)), daemon=True)
     asking.start()
     asking.join(_ALL_S)
@@ -212,7 +211,15 @@ def live_prices(devices: Sequence[DeviceSpec]) -> tuple[dict[str, Paid], str]:
     return found, note
 
 
-def _asked(gpuhunt: ModuleType) -> tuple[list[object], str]:
+class _Offer(Protocol):
+    provider: str
+    price: float
+    gpu_count: int
+    gpu_name: str | None
+    gpu_memory: float | None
+
+
+def _asked(gpuhunt: ModuleType) -> tuple[list[_Offer], str]:
     """Return the offers of the providers that could be read, and what to say of the others."""
     try:
         with _quiet():
@@ -239,7 +246,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _is_offer_of(offer: Any, spec: DeviceSpec) -> bool:
+def _is_offer_of(offer: _Offer, spec: DeviceSpec) -> bool:
     """Compare names without marks and blanks, and memory within a tenth."""
     if not offer.gpu_name or not offer.gpu_count or not offer.price or spec.memory_bytes is None:
         return False

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from hetero.floor.errors import BadValueError, OutOfDeviceMemoryError
 
@@ -56,7 +56,7 @@ class DeviceArray:
         """Return a NumPy array with the same elements."""
         return self.backend.copy_out(self)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[np.generic]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[np.generic]:
         if copy is False:
             raise ValueError(f"the data lives on {self.backend.device.id}; NumPy can only have a copy of it")
         out = self.copy_out()

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from hetero.backends import host
 from hetero.backends.base import Backend, Found
 from hetero.model.device import HOST_NODE, Device, DeviceStatus, DeviceType
+
+if TYPE_CHECKING:
+    from threadpoolctl import threadpool_limits
 
 __all__ = ["CpuBackend", "CpuLoad", "cpu_device", "hold_threads", "release_threads"]
 
@@ -28,7 +31,7 @@ class _Held:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.cores: list[int] = []
-        self.blas: Any = None
+        self.blas: threadpool_limits | None = None
         self.own: dict[SetThreads, tuple[int, list[int]]] = {}
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -107,7 +108,7 @@ class OpenclBackend(Backend):
             return host.cpu_status(None)
         status = gpu_status(self.device)
         if status.used_bytes is None and self.is_open:
-            status = DeviceStatus(self._budget.used_bytes, status.free_bytes, *list(status.as_dict().values())[2:])
+            status = replace(status, used_bytes=self._budget.used_bytes)
         return status
 
     def owns(self, value: object) -> bool:

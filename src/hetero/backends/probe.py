@@ -11,11 +11,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hetero
 from hetero.backends import registry
@@ -24,6 +24,9 @@ from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import HeteroError
 from hetero.floor.platform import child_environment, die_with_parent, environment
 from hetero.model.device import Device, DeviceType
+
+if TYPE_CHECKING:
+    from hetero.floor.documents import JsonObject
 
 __all__ = ["Answer", "ask", "device_from", "device_to", "found_from", "found_to", "measure", "probe"]
 
@@ -203,7 +206,7 @@ def device_to(device: Device) -> dict[str, object]:
     return plain | {name: list(plain[name]) for name in _TUPLES} | {"type": str(device.type)}
 
 
-def device_from(plain: Mapping[str, Any]) -> Device:
+def device_from(plain: JsonObject) -> Device:
     """Create a device of plain values; raises KeyError, TypeError or ValueError when they do not describe one."""
     given = dict(plain)
     for name in _TUPLES:
@@ -223,7 +226,7 @@ def found_to(found: Found) -> dict[str, object]:
     return found._asdict() | {"device": None if found.device is None else device_to(found.device)}
 
 
-def found_from(plain: Mapping[str, Any]) -> Found:
+def found_from(plain: JsonObject) -> Found:
     """Create a finding of plain values; raises as `device_from` does."""
     device = plain["device"]
     texts = [plain["backend"], plain["reason"], plain["remedy"]]

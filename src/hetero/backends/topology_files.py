@@ -7,24 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from hetero.backends import nvidia
 from hetero.backends.topology import Rates, from_matrix, is_matrix
 from hetero.backends.topology_system import from_system
 from hetero.catalog.load import find
 from hetero.floor import documents
+from hetero.floor.documents import JsonObject
 from hetero.floor.errors import BadValueError, GraphError, did_you_mean
 from hetero.floor.text import has_control
 from hetero.floor.units import exact, parse_bandwidth, parse_seconds, shown
-from hetero.model.fabric import PART_KINDS, WIRE_KINDS, Fabric, FabricPart, Wire
+from hetero.model.fabric import PART_KINDS, WIRE_KINDS, Fabric, FabricPart, Origin, Wire
 
 __all__ = ["FORMAT", "as_document", "from_document", "here", "joined", "read_text", "read_topology", "topology"]
 
 FORMAT = "hetero-topology/1"
 _PART_KEYS = ("id", "kind", "name", "host", "rack", "numa", "pci")
 _LINK_KEYS = ("from", "to", "kind", "bandwidth", "latency", "origin")
-_ORIGINS = ("read", "catalog", "declared")
+_ORIGINS: tuple[Origin, ...] = ("read", "catalog", "declared")
+
+Word = TypeVar("Word", bound=str)
 _NVLINKS = {"V100": 6, "A100": 12, "H100": 18, "H200": 18, "H20": 18, "B200": 18, "B300": 18, "GH200": 18}
 """NVLinks of one GPU (NVIDIA architecture papers), for the rate of one link from the rate of all."""
 
@@ -180,7 +183,7 @@ def _rows(document: Mapping[str, object], key: str, where: str) -> list[object]:
     return rows
 
 
-def _known(row: object, keys: Sequence[str], where: str, place: str) -> None:
+def _known(row: object, keys: Sequence[str], where: str, place: str) -> JsonObject:
     at = f"{where}: {place}: " if place else f"{where}: "
     if not isinstance(row, dict):
         raise GraphError(f"{at}{shown(row)} is no mapping", remedy=f"keys: {', '.join(keys)}")
@@ -188,17 +191,19 @@ def _known(row: object, keys: Sequence[str], where: str, place: str) -> None:
         if key not in keys:
             hint = did_you_mean(key, keys).removeprefix("; ")
             raise GraphError(f"{at}the key {shown(key)} is not known", remedy=hint or f"allowed: {', '.join(keys)}")
+    return row
 
 
-def _word(row: Mapping[str, object], key: str, allowed: Sequence[str], at: str, usual: str) -> str:
+def _word(row: Mapping[str, object], key: str, allowed: Sequence[Word], at: str, usual: Word) -> Word:
     word = row.get(key, usual)
-    if not isinstance(word, str) or word not in allowed:
+    known = next((each for each in allowed if each == word), None)
+    if known is None:
         hint = did_you_mean(word, allowed).removeprefix("; ")
         raise GraphError(f"{at}.{key}: {shown(word)} is not known", remedy=hint or f"allowed: {', '.join(allowed)}")
-    return word
+    return known
 
 
-def _text(row: Mapping[str, Any], key: str, at: str, usual: str = "") -> str:
+def _text(row: Mapping[str, object], key: str, at: str, usual: str = "") -> str:
     given = row.get(key, usual)
     given = str(given) if isinstance(given, int) and not isinstance(given, bool) else given
     if not isinstance(given, str) or has_control(given):
@@ -206,8 +211,8 @@ def _text(row: Mapping[str, Any], key: str, at: str, usual: str = "") -> str:
     return given
 
 
-def _part(row: Any, place: str, where: str) -> FabricPart:
-    _known(row, _PART_KEYS, where, place)
+def _part(given: object, place: str, where: str) -> FabricPart:
+    row = _known(given, _PART_KEYS, where, place)
     at = f"{where}: {place}"
     if not isinstance(row.get("id"), str) or not row["id"] or has_control(row["id"]):
         raise GraphError(f"{at}.id is {shown(row.get('id'))}", remedy="give each part a name")
@@ -220,8 +225,8 @@ def _part(row: Any, place: str, where: str) -> FabricPart:
     return FabricPart(row["id"], kind, host=host, numa=numa, **words)
 
 
-def _wire(row: Any, place: str, where: str, ids: set[str]) -> Wire:
-    _known(row, _LINK_KEYS, where, place)
+def _wire(given: object, place: str, where: str, ids: set[str]) -> Wire:
+    row = _known(given, _LINK_KEYS, where, place)
     at = f"{where}: {place}"
     for key in ("from", "to"):
         if not isinstance(row.get(key), str) or row[key] not in ids:
@@ -238,8 +243,7 @@ def _wire(row: Any, place: str, where: str, ids: set[str]) -> Wire:
     if rate <= 0.0:
         raise GraphError(f"{at}.bandwidth is {shown(row['bandwidth'])}", remedy="it must be above 0")
     kind = _word(row, "kind", WIRE_KINDS, at, "other")
-    origin: Any = _word(row, "origin", _ORIGINS, at, "read")
-    return Wire(row["from"], row["to"], kind, rate, latency_s, origin)
+    return Wire(row["from"], row["to"], kind, rate, latency_s, _word(row, "origin", _ORIGINS, at, "read"))
 
 
 def as_document(fabric: Fabric) -> dict[str, object]:

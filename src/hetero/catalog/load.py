@@ -14,6 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 from hetero.catalog.values import CatalogSource, DeviceSpec, Pod, Price, Slice
+from hetero.floor.documents import JsonObject
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.model.architecture import ModelSpec
 
@@ -38,12 +39,12 @@ _FIGURES = (
 
 
 @cache
-def _document(name: str) -> Mapping[str, Any]:
+def _document(name: str) -> Mapping[str, JsonObject]:
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     text = files("hetero.catalog").joinpath(name).read_text(encoding="utf-8")
-    read: dict[str, object] = yaml.load(text, Loader=loader)
+    read: dict[str, JsonObject] = yaml.load(text, Loader=loader)
     return read
 
 
@@ -73,7 +74,7 @@ def _model_aliases() -> Mapping[str, tuple[str, ...]]:
     return {name: tuple(row.get("aliases", ())) for name, row in _document("models.yaml").items()}
 
 
-def _device(name: str, row: Mapping[str, Any]) -> DeviceSpec:
+def _device(name: str, row: JsonObject) -> DeviceSpec:
     cited: dict[str, str] = {}
 
     def figure(key: str, cell: Any) -> Any:
@@ -89,7 +90,7 @@ def _device(name: str, row: Mapping[str, Any]) -> DeviceSpec:
         for key, cell in (row.get("price") or {}).items()
     )
     pod = row.get("pod")
-    words: dict[str, Any] = {key: row.get(key, "") for key in _PLAIN}
+    words: JsonObject = {key: row.get(key, "") for key in _PLAIN}
     words |= {key: tuple(row.get(key, ())) for key in _WORDS}
     return DeviceSpec(
         name=name,
@@ -103,12 +104,12 @@ def _device(name: str, row: Mapping[str, Any]) -> DeviceSpec:
     )
 
 
-def _pod(row: Mapping[str, Any], chips: int | None) -> Pod:
+def _pod(row: JsonObject, chips: int | None) -> Pod:
     slices = tuple(Slice(part["shape"], part["chips"], part["hosts"]) for part in row["slices"])
     return Pod(chips, row["shape"], row["connection"], row["chips_per_host"], slices)
 
 
-def _model(name: str, row: Mapping[str, Any]) -> ModelSpec:
+def _model(name: str, row: JsonObject) -> ModelSpec:
     published, by = row.get("published") or (0, "")
     names = {item.name for item in fields(ModelSpec)} - {"published"}
     facts = {key: value for key, value in row.items() if key in names}

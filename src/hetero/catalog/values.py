@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from hetero.model.device import KINDS, is_host_kind
 
@@ -182,7 +181,7 @@ class DeviceSpec:
         """Return the price hint of that sort."""
         return next((price for price in self.prices if price.per_hour is per_hour), None)
 
-    def cells(self) -> dict[str, Any]:
+    def cells(self) -> dict[str, float | None]:
         """Return every figure by key, None where it is empty."""
         names = ["year", "memory_bytes", "bandwidth_bytes_per_s", "power_w"]
         names += [] if self.link in ("", "none") else ["link_bytes_per_s"]

@@ -6,7 +6,7 @@ In: nothing, or CSV files. Out: what was measured and kept, for people or as one
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -57,11 +57,12 @@ def _here(exchange: bool, quiet: bool) -> dict[str, object]:
     from hetero.advise.calibrate import measure_device, measure_exchange, targets
     from hetero.advise.calibration import keep_timed
 
-    said: dict[str, Any] = {"devices": []}
+    devices: list[dict[str, object]] = []
+    said: dict[str, object] = {"devices": devices}
     for device in targets():
         timed = measure_device(device)
         keep_timed(timed)
-        said["devices"].append(asdict(timed))
+        devices.append(asdict(timed))
         if not quiet:
             say(_line(timed))
     if exchange:

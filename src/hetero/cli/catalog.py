@@ -6,7 +6,7 @@ In: names. Out: tables for people, or one JSON document. A figure that nothing c
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -188,7 +188,7 @@ def _show_device(spec: DeviceSpec) -> None:
         out.print(f"{source}: {row.title}, {row.address} (opened {row.opened})", style="dim", soft_wrap=True)
 
 
-def _shown(key: str, value: Any) -> str:
+def _shown(key: str, value: float) -> str:
     if key.startswith("flop_per_s."):
         return _quantity(value, "FLOP/s")
     if key.endswith("_bytes"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hetero.engines.ray.job_client import JobClient
+    from hetero.floor.documents import JsonObject
 
 __all__ = ["cancel", "jobs", "logs", "serve", "submit", "tell"]
 
@@ -82,7 +83,7 @@ def job_client(address: str, token_file: Path | None, certificates: Path | None)
     return client_for(address, token_file, certificates)
 
 
-def tell(answers: Iterable[dict[str, Any]]) -> int:
+def tell(answers: Iterable[JsonObject]) -> int:
     """Show what a program prints; return its exit code, 0 where it goes on."""
     code = 0
     for answer in answers:
@@ -145,7 +146,7 @@ def serve(json: AsJson = False) -> None:
     print_json({"jobs": jobs}) if json else say(f"jobs are taken at {jobs}")
 
 
-def _print(jobs: list[dict[str, Any]]) -> None:
+def _print(jobs: list[JsonObject]) -> None:
     if not jobs:
         say("no jobs")
         return

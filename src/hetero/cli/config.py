@@ -6,12 +6,15 @@ In: a YAML file and settings laid over it. Out: the configuration in one normal 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hetero.cli.options import AsJson, Settings
 from hetero.cli.output import print_json, say
+
+if TYPE_CHECKING:
+    from hetero.floor.errors import HeteroError
 
 __all__ = ["check"]
 
@@ -49,7 +52,7 @@ def _checked(file: Path, set_: list[str], here: bool) -> dict[str, object]:
     return normal
 
 
-def _mistakes(error: Any) -> list[dict[str, str]]:
+def _mistakes(error: HeteroError) -> list[dict[str, str]]:
     found = getattr(error, "mistakes", ())
     if found:
         return [mistake._asdict() for mistake in found]
@@ -65,7 +68,7 @@ def _as_yaml(normal: dict[str, object]) -> str:
     )
 
 
-def _for_people(value: Any, key: str = "") -> object:
+def _for_people(value: object, key: str = "") -> object:
     from hetero.floor.units import exact
 
     if isinstance(value, dict):
@@ -80,4 +83,4 @@ def _for_people(value: Any, key: str = "") -> object:
         "latency": "s",
         "timeout": "s",
     }
-    return exact(value, units[key]) if key in units else value
+    return exact(value, units[key]) if key in units and isinstance(value, int | float) else value

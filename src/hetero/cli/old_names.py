@@ -69,7 +69,7 @@ class OldOption(NamedTuple):
     """
 
     new: str
-    convert: Callable[[Any, Any], object] | None = None
+    convert: Callable[..., object] | None = None
     flag: bool = False
     many: bool = False
 

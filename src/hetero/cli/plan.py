@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from hetero.advise.fleet import Kind
     from hetero.advise.match import DeviceChoice, MatchLimits
     from hetero.advise.prices import Prices as KnownPrices
+    from hetero.floor.documents import JsonObject
     from hetero.graphs.fleet_simulation import Scaled
     from hetero.model.workload import WorkloadSpec
 
@@ -89,7 +90,7 @@ def _from_file(word: str, given: Mapping[str, object]) -> tuple[WorkloadSpec, tu
     return Workload(**{**document, **given}), needs, streams
 
 
-def _document(file: Path) -> dict[str, Any]:
+def _document(file: Path) -> JsonObject:
     from hetero.floor.errors import FileError
     from hetero.floor.yaml_tree import read_document
 
@@ -375,7 +376,7 @@ def _figures(merit: Merit) -> dict[str, float]:
     }
 
 
-def _print(name: str, part: Mapping[str, Any]) -> None:
+def _print(name: str, part: JsonObject) -> None:
     from rich.table import Table
 
     table = Table(title=name, title_justify="left")

@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hetero.recipes.tune import SearchOutcome
-    from hetero.tune.values import TrialReport
+    from hetero.tune.values import SearchListener, TrialReport
 
 __all__ = ["tune"]
 
@@ -55,7 +55,7 @@ def tune(
         _tell_results(outcome)
 
 
-def _make_teller() -> Any:
+def _make_teller() -> SearchListener:
     """Make what tells people: a line a trial, and on a terminal a live table of what runs."""
     from hetero.tune.values import SearchListener
 
@@ -102,7 +102,22 @@ def _make_teller() -> Any:
 
         def draw(self) -> None:
             if self.live is not None:
-                self.live.update(_table(self))
+                self.live.update(self._table())
+
+        def _table(self) -> Table:
+            from rich.table import Table
+
+            table = Table(title=f"{self.ended} of {self.trials} trials", title_justify="left", box=None)
+            for heading in ("trial", "device", "value", "tried"):
+                table.add_column(heading)
+            for trial in self.last:
+                word = " (best)" if self.best is trial else ""
+                table.add_row(str(trial.number), trial.device, _value(trial) + word, _listed(trial.params))
+            for device, (number, params) in self.running.items():
+                step, value = self.values.get(number, (0, None))
+                so_far = "running" if value is None else f"{value:.4g} at {step}"
+                table.add_row(str(number), device, so_far, _listed(params))
+            return table
 
         def stop(self) -> None:
             if self.live is not None:
@@ -110,22 +125,6 @@ def _make_teller() -> Any:
                 self.live = None
 
     return SearchPrinter()
-
-
-def _table(teller: Any) -> Table:
-    from rich.table import Table
-
-    table = Table(title=f"{teller.ended} of {teller.trials} trials", title_justify="left", box=None)
-    for heading in ("trial", "device", "value", "tried"):
-        table.add_column(heading)
-    for trial in teller.last:
-        word = " (best)" if teller.best is trial else ""
-        table.add_row(str(trial.number), trial.device, _value(trial) + word, _listed(trial.params))
-    for device, (number, params) in teller.running.items():
-        step, value = teller.values.get(number, (0, None))
-        so_far = "running" if value is None else f"{value:.4g} at {step}"
-        table.add_row(str(number), device, so_far, _listed(params))
-    return table
 
 
 def _value(trial: TrialReport) -> str:

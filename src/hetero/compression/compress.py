@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import cloudpickle
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from hetero.session.context import Context
+    from hetero.train.trainer import Trainer
     from hetero.train.values import Evaluation, OptimizerMaker
 
 __all__ = ["Compressed", "ModelFigures", "compress", "measure_here", "measure_speeds"]
@@ -211,7 +212,7 @@ class _Job:
     structured: bool
     quantise: str | None
     fine_tune: int
-    loss: Any
+    loss: object
     optimizer: OptimizerMaker | None
     global_batch: int
 
@@ -244,7 +245,7 @@ class _Job:
         zero_weights(model, self.prune)
         return f"{self.prune:.0%} of the weights made zero: the file is smaller, the model no faster"
 
-    def trainer(self, model: object, data: object, ctx: Context) -> Any:
+    def trainer(self, model: object, data: object, ctx: Context) -> Trainer:
         """Return a Trainer of a model on a fleet."""
         from hetero.train.trainer import Trainer
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,7 +57,7 @@ def trsm(diagonal: object, a: object) -> object:
     return _solve(xp, xp.asarray(diagonal), xp.asarray(a))
 
 
-def _solve(xp: Any, lower: Any, a: Any) -> object:
+def _solve(xp: ModuleType, lower: Any, a: Any) -> object:
     size = lower.shape[0]
     if size <= _SMALL:
         return xp.linalg.solve(lower, a.T).T
@@ -230,7 +231,7 @@ class Cholesky:
         tile = self.tile
         return self.matrix[row * tile : (row + 1) * tile, column * tile : (column + 1) * tile]
 
-    def start(self, inputs: list[Any], submit: Submit) -> list[object]:
+    def start(self, inputs: list[object], submit: Submit) -> list[object]:
         """Submit the factorisation; the futures are the tiles of L, row by row."""
         a = dict(zip(self._places(), inputs, strict=True))
         for k in range(self.count):
@@ -300,7 +301,7 @@ class Diffusion:
         """Put the strips, from north to south."""
         return [put(strip) for strip in np.split(self.field, self.strips)]
 
-    def start(self, inputs: list[Any], submit: Submit) -> list[object]:
+    def start(self, inputs: list[object], submit: Submit) -> list[object]:
         """Submit all rounds; the futures are the strips after the last one."""
         strips, count = inputs, self.strips
         for _ in range(self.rounds):

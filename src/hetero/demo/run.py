@@ -7,7 +7,7 @@ It uses what every user has: a Context, tasks, submit, put, gather.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import hetero
 from hetero.backends import registry
 from hetero.backends.wording import one_line
-from hetero.demo.jobs import Checked, Cholesky, DemoJob, Diffusion
+from hetero.demo.jobs import Checked, Cholesky, DemoJob, Diffusion, Submit
 from hetero.drive.trace import TraceSummary, summary
 from hetero.floor import settings, terminal
 from hetero.floor.clock import monotonic_s
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from rich.status import Status
     from rich.table import Table
     from rich.text import Text
+
+    from hetero.session.tasks import TaskFunction
 
 __all__ = [
     "THROTTLE_FRAC",
@@ -97,7 +99,7 @@ def run(
     """
     tell = DemoPrinter(quiet)
     sizes = _sizes(size)
-    grid: Any = synthetic_field(sizes["field"]) if field is None else read_field(Path(field), sizes["field"])
+    grid = synthetic_field(sizes["field"]) if field is None else read_field(Path(field), sizes["field"])
     origin = "a synthetic field" if field is None else f"the field in {Path(field).name}"
     keys = {"devices": devices, "trace": None if trace is None else str(trace)}
     keys |= {key: options.get(key) for key in ("engine", "address")}
@@ -176,7 +178,7 @@ def _measure(ctx: hetero.Context, job: DemoJob, devices: tuple[Device, ...], tel
     return _Timing(job, {**alone_s, best: (alone_s[best] + again_s) / 2}, together_s, parts)
 
 
-def _warm_up(ctx: hetero.Context, devices: tuple[Device, ...], tile: int, strip: Any) -> None:
+def _warm_up(ctx: hetero.Context, devices: tuple[Device, ...], tile: int, strip: NDArray[np.float64]) -> None:
     """Run every task on every device, so that nobody's start-up or compilation is taken for its speed."""
     few: tuple[DemoJob, ...] = (Cholesky(3 * tile, tile, str(strip.dtype)), Diffusion(strip, 1, _STEPS, 1))
     for device in devices:
@@ -195,10 +197,10 @@ def _timed(
     return took_s, ctx.gather(futures)
 
 
-def _submitter(ctx: hetero.Context, on: tuple[str, ...], suffix: str) -> Callable[..., Any]:
-    pinned: dict[str, Any] = {}
+def _submitter(ctx: hetero.Context, on: tuple[str, ...], suffix: str) -> Submit:
+    pinned: dict[str, TaskFunction[..., object]] = {}
 
-    def submit(task: Any, *args: Any) -> object:
+    def submit(task: TaskFunction[..., object], *args: object) -> hetero.Future:
         if task.name not in pinned:
             pinned[task.name] = task.options(on=on, name=f"{task.name}{suffix}")
         return ctx.submit(pinned[task.name], *args)
@@ -341,7 +343,7 @@ def read_field(path: Path, size: int) -> NDArray[np.float64]:
     return np.ascontiguousarray(field[np.ix_(rows, columns)])
 
 
-def _netcdf(path: Path) -> NDArray[Any]:
+def _netcdf(path: Path) -> NDArray[np.float64]:
     if path.suffix != ".nc":
         raise ValueError(f"its name ends in {path.suffix!r}")
     try:
@@ -568,7 +570,7 @@ class DemoResult:
         """True when every result was right."""
         return all(job.checked.ok for job in self.jobs)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return everything by name, for JSON."""
         jobs = [job.as_dict() for job in self.jobs]
         return {"ok": self.ok, "jobs": jobs, "notes": list(self.notes), "trace": str(self.trace)}

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetero.floor.errors import BadValueError
 from hetero.floor.files import atomic_write, output_folder
@@ -21,6 +21,8 @@ from hetero.train.listener import Listener
 from hetero.train.values import EpochReport, Evaluation
 
 if TYPE_CHECKING:
+    import torch
+
     from hetero.train.trainer import Trainer
 
 __all__ = ["TrainingOutcome", "Watcher", "carry_out", "load", "make_model", "make_optimizer"]
@@ -171,7 +173,7 @@ def load(recipe: Recipe) -> Digits:
     return load_mnist(download(recipe.data_path) if recipe.download else recipe.data_path)
 
 
-def make_model(word: str) -> Any:
+def make_model(word: str) -> torch.nn.Module:
     """Make the model that a recipe names: 'mnist', or what a function in a file gives.
 
     Raises
@@ -207,7 +209,7 @@ def make_optimizer(recipe: Recipe) -> Callable[[object], object]:
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[recipe.optimizer]
     rate = recipe.learning_rate
 
-    def make(parameters: object) -> Any:
+    def make(parameters: object) -> object:
         return kind(parameters, lr=rate, fused=True)
 
     return make

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
+from hetero.floor.documents import JsonObject
 from hetero.floor.errors import BadValueError, ConfigError, did_you_mean
 from hetero.floor.units import shown
 from hetero.session.config import read_file
@@ -58,7 +58,7 @@ class Recipe:
     checkpoint: CheckpointOptions | None = None
     resume: bool = False
     output: Path = Path("mnist-run")
-    context: Mapping[str, Any] = field(default_factory=dict)
+    context: JsonObject = field(default_factory=dict)
 
 
 def read_recipe(path: Path | str, set: Sequence[str] = ()) -> Recipe:
@@ -163,7 +163,7 @@ def _text(tree: Tree, given: Mapping[str, object], key: str, usual: str, section
     return value
 
 
-def _options(tree: Tree, train: Mapping[str, Any]) -> TrainOptions:
+def _options(tree: Tree, train: JsonObject) -> TrainOptions:
     given = {key: train[key] for key in _STEPS if key in train}
     try:
         return TrainOptions(**{"global_batch": _BATCH, **given})
@@ -173,13 +173,13 @@ def _options(tree: Tree, train: Mapping[str, Any]) -> TrainOptions:
         raise ConfigError(f"{place}: train.{error.problem}", remedy=error.remedy) from error
 
 
-def _data_options(tree: Tree, train: dict[str, Any]) -> DataOptions:
+def _data_options(tree: Tree, train: JsonObject) -> DataOptions:
     log = _text(tree, train, "sample_log", "", "train") if "sample_log" in train else None
     return DataOptions(readers=train.get("readers"), sample_log=log)
 
 
 def _checkpoint(tree: Tree, train: dict[str, object]) -> CheckpointOptions | None:
-    given: dict[str, Any] = {}
+    given: JsonObject = {}
     for key, name in CHECKPOINT_KEYS.items():
         if key in train:
             given[name] = _text(tree, train, key, "", "train") if name == "folder" else _whole(tree, train, key, 1)

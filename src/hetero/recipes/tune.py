@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -29,6 +29,10 @@ from hetero.tune.search import run_search, takes_python
 from hetero.tune.space import Range, Space, corners, is_range, read_range
 from hetero.tune.trial import Trial
 from hetero.tune.values import SearchListener, SearchPlan, SearchResult
+
+if TYPE_CHECKING:
+    from hetero.floor.documents import JsonObject
+    from hetero.train.replica import ModelReplica
 
 __all__ = ["METRICS", "RecipeObjective", "SearchOutcome", "SearchRecipe", "carry_out_search", "read_search"]
 
@@ -119,7 +123,7 @@ def train_here(recipe: Recipe, digits: Digits) -> Iterator[Evaluation]:
         yield Evaluation(len(test), sums.loss / sums.weight, accuracy)
 
 
-def _replica(recipe: Recipe) -> Any:
+def _replica(recipe: Recipe) -> ModelReplica:
     import cloudpickle
     import torch
 
@@ -257,7 +261,7 @@ def _space(tree: Tree, given: Iterator[tuple[Key, object]]) -> dict[str, Range]:
     return space
 
 
-def _plan(tree: Tree, section: Mapping[str, Any], what: str, space: Space, goal: str) -> SearchPlan:
+def _plan(tree: Tree, section: JsonObject, what: str, space: Space, goal: str) -> SearchPlan:
     sampler = section.get("sampler", "tpe")
     trials = section.get("trials", _ALL if sampler == "grid" else _USUAL)
     words = (sampler, section.get("pruner", "median"), section.get("goal", goal))

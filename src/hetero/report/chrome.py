@@ -7,9 +7,9 @@ inside, a flow from each copy to what read it. It must not let slices of one row
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hetero.model.annotations import CheckpointKept, CollectiveDone, NestedRun, OperatorsRun
 from hetero.report.record import RunRecord
@@ -81,7 +81,9 @@ def _meta(name: str, row: int, text: str) -> dict[str, object]:
     return {"ph": "M", "name": name, "pid": _PROCESS, "tid": row, "args": {"name": text}}
 
 
-def _slice(row: int, name: str, kind: str, start_us: int, took_us: int, told: dict[str, Any]) -> dict[str, object]:
+def _slice(
+    row: int, name: str, kind: str, start_us: int, took_us: int, told: Mapping[str, object]
+) -> dict[str, object]:
     return {
         "ph": "X", "pid": _PROCESS, "tid": row, "name": name, "cat": kind, "ts": start_us, "dur": took_us, "args": told,
     }  # fmt: skip

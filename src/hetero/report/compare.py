@@ -9,12 +9,12 @@ from collections import defaultdict
 from dataclasses import dataclass
 from math import erfc, sqrt
 from statistics import median
-from typing import Any
 
 import numpy as np
 
 from hetero.floor.units import format_seconds
 from hetero.report.account import CATEGORIES, account
+from hetero.report.intervals import Floats
 from hetero.report.record import RunRecord
 from hetero.report.tables import text_table
 
@@ -135,7 +135,7 @@ def _change(key: tuple[str, str], one: list[float], other: list[float], p: float
     return FunctionChange(*key, len(one), len(other), before_s, after_s, ratio, p, verdict)
 
 
-def _chance(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
+def _chance(one: Floats, other: Floats) -> float:
     """Return the two-sided probability of the rank test."""
     n, m = len(one), len(other)
     values = np.concatenate((one, other))

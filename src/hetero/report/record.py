@@ -5,11 +5,11 @@ In: what `reading` found in a trace. Out: values. It must not judge where time w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from hetero.floor.documents import JsonObject
 from hetero.model.annotations import CollectiveDone
 from hetero.model.device import Device
 from hetero.model.tasks import Request
@@ -130,7 +130,7 @@ class RunRecord:
     torn: bool = False
     begin_s: float = 0.0
     end_s: float = 0.0
-    head: Mapping[str, Any] = field(default_factory=dict)
+    head: JsonObject = field(default_factory=dict)
 
     @property
     def collectives(self) -> list[CollectiveDone]:

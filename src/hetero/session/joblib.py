@@ -33,7 +33,6 @@ from hetero.session.signature import register as register_description
 from hetero.session.tasks import TaskFunction
 
 if TYPE_CHECKING:
-    from hetero.engines.base import Function
     from hetero.session.context import Context
 
 __all__ = ["register_joblib"]

@@ -148,7 +148,7 @@ class _SplitRequest:
     model: torch.nn.Module
     layers: tuple[Layer, ...]
     sample: torch.Tensor
-    loss: Any
+    loss: object
     optimizer: OptimizerMaker | None
     seed: int
     patience_s: float
@@ -346,7 +346,7 @@ class Split:
             seed=self._asked.seed,
         )
 
-    def _put(self, value: object) -> Any:
+    def _put(self, value: object) -> object:
         return None if value is None else self.context.put(packed(value))
 
     def _lost(self, error: HeteroError) -> TrainingError:

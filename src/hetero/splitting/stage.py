@@ -10,7 +10,7 @@ import io
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -54,7 +54,7 @@ class StageParts:
     modules: tuple[torch.nn.Module, ...]
     first: int
     all_train: bool = False
-    loss: Any = None
+    loss: object = None
     optimizer: OptimizerMaker | None = None
     optimizer_state: bytes | None = None
 

@@ -6,7 +6,7 @@ In: tensors on a device. Out: the same tensors on the device of another stage. I
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle
 import numpy as np
@@ -57,6 +57,9 @@ def loaded(blob: Any, frame: Frame) -> Any:
     return cloudpickle.loads(memoryview(here.data))
 
 
+T = TypeVar("T")
+
+
 class StageChannel:
     """The line of stages, as one member of a group task sees it.
 
@@ -98,7 +101,7 @@ class StageChannel:
         assert self._channel is not None
         return self._channel.recv(self._ranks[stage])
 
-    def gather(self, value: object) -> list[Any] | None:
+    def gather(self, value: T) -> list[T] | None:
         """Return what every stage has to say, in order, where the result of the task is taken from; None elsewhere."""
         if self._channel is None:
             return [value]

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hetero.drive.frame import current
 from hetero.drive.worker import WorkerFactory
-from hetero.engines.base import Call, Engine, Function, ItemRef, WorkerEntry
+from hetero.engines.base import Call, Channel, Engine, Function, ItemRef, WorkerEntry
 from hetero.floor.clock import WallClock, monotonic_s, sleep
 from hetero.floor.errors import DeviceLostError, RemoteTracebackError, SerialisationError
 from hetero.floor.platform import hard_kill
@@ -35,9 +35,6 @@ from hetero.model.events import (
     TaskWithdrawn,
     TransferFinished,
 )
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["PATIENCE_S", "Bench", "check_engine", "two_devices"]
 
@@ -333,11 +330,12 @@ def _check_cancel(bench: Bench) -> None:
     sleep(0.2)
     bench.engine.submit(Cancel(device, task, 1))
     wanted = TaskFailed | DeviceLost
-    event: Any = bench.expect(object, lambda event: isinstance(event, wanted) and event.device == device, after=before)
+    event = bench.expect(object, lambda event: isinstance(event, wanted) and event.device == device, after=before)
     if isinstance(event, DeviceLost):
         assert not event.permanent, "a cancelled task lost its device for good"
         bench.restart(device)
     else:
+        assert isinstance(event, TaskFailed)
         assert event.failure.kind == "cancelled", f"a cancelled task was told as {event.failure.kind!r}"
     assert bench.value(_same, 3) == 3, "a device does not work after a cancellation"
 
@@ -478,9 +476,10 @@ def _die() -> None:
     hard_kill(os.getpid())
 
 
-def _channel() -> Any:
+def _channel() -> Channel:
     frame = current()
     assert frame is not None
+    assert frame.channel is not None
     return frame.channel
 
 

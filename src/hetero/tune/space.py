@@ -161,7 +161,7 @@ def _choices(name: str, values: Sequence[object]) -> tuple[object, ...]:
     return tuple(values)
 
 
-def _ends(name: str, kind: str, values: Sequence[Any]) -> tuple[object, ...]:
+def _ends(name: str, kind: str, values: Sequence[str | float]) -> tuple[object, ...]:
     try:
         low, high = (float(value) for value in values)
     except (TypeError, ValueError) as error:

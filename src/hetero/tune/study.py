@@ -10,9 +10,9 @@ import itertools
 import json
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hetero.floor.documents import parse_json, record_of
+from hetero.floor.documents import JsonObject, parse_json, record_of
 from hetero.floor.errors import BadValueError
 from hetero.floor.files import local_path, output_folder
 from hetero.tune.space import describe, distributions, grid
@@ -21,6 +21,7 @@ from hetero.tune.values import SearchPlan, TrialReport
 
 if TYPE_CHECKING:
     import optuna
+
 
 __all__ = ["Study"]
 
@@ -290,7 +291,7 @@ def _about_of(text: str, place: str) -> dict[str, object]:
     return record_of(parse_json(text, place), kinds, place)
 
 
-def _difference(known: dict[str, Any], about: dict[str, Any]) -> str:
+def _difference(known: JsonObject, about: JsonObject) -> str:
     """Return the first setting in which two searches differ, '' where they are the same."""
     for name in ("objective", "goal"):
         if known[name] != about[name]:

@@ -193,6 +193,16 @@ def test_a_trainer_that_cannot_be_divided_is_refused_by_name(settings: dict[str,
         huggingface._refuse_settings(trainer)
 
 
+def test_a_trainer_of_pairs_is_refused_by_name() -> None:
+    from hetero.train import huggingface
+
+    kind = type("RewardTrainer", (SimpleNamespace,), {"__module__": "trl.trainer.reward_trainer"})
+    accelerator = SimpleNamespace(distributed_type=SimpleNamespace(value="NO"))
+    arguments = SimpleNamespace(auto_find_batch_size=False, optim="adamw_torch")
+    with pytest.raises(HeteroError, match="RewardTrainer, whose batches have what was rejected in rows of their own"):
+        huggingface._refuse_settings(kind(args=arguments, accelerator=accelerator, is_model_parallel=False))
+
+
 def test_a_batch_with_other_rows_than_samples_is_refused_by_name() -> None:
     import torch
 

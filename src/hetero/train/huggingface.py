@@ -33,6 +33,7 @@ else:
 __all__ = ["CutLoader", "joined"]
 
 _SIGN_OF_LIFE_S = 30.0
+_OF_PAIRS = ("trl.trainer.dpo_trainer.DPOTrainer", "trl.trainer.reward_trainer.RewardTrainer")
 
 
 def joined(given: Batch, fleet: Member) -> Batch:
@@ -124,7 +125,9 @@ def _refuse_settings(trainer: Batch) -> None:
     _refuse_launchers(trainer.accelerator)
     optimizer = str(getattr(arguments.optim, "value", arguments.optim))
     fused = "lomo" in optimizer or "layerwise" in optimizer
+    pairs = f"{type(trainer).__name__}, whose batches have what was rejected in rows of their own behind the chosen,"
     for is_set, what, remedy in (
+        (is_made_by(trainer, *_OF_PAIRS), pairs, "start it with python"),
         (arguments.auto_find_batch_size, "auto_find_batch_size", "give a batch size that fits the smallest device"),
         (fused, f"optim={optimizer!r}, which updates weights within backward,", "take an optimizer that has a step"),
         (trainer.is_model_parallel, "a model spread over several devices", "load it without device_map"),

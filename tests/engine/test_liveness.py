@@ -202,6 +202,13 @@ def test_a_context_closes_with_a_frozen_worker_and_with_one_that_heeds_nothing(o
     assert is_gone(second)
 
 
+def test_a_map_in_a_callback_is_read_there_also_while_the_context_closes(no_leaks: None) -> None:
+    found: list[int] = []
+    with hetero.Context(devices="1xcpu", isolation="thread", history=False) as ctx:
+        ctx.submit(abs, -1).add_done_callback(lambda _: found.extend(ctx.map(abs, range(-5, 0))))
+    assert found == [5, 4, 3, 2, 1]
+
+
 @pytest.mark.parametrize("how", [{"isolation": "thread"}, {"isolation": "process"}, {"engine": "inline"}])
 def test_a_context_closes_although_another_thread_goes_on_submitting(how: dict[str, str], no_leaks: None) -> None:
     ctx = hetero.Context(devices="1xcpu", history=False, **how)

@@ -179,7 +179,8 @@ class Results(Iterator[Any]):
 
     def start(self, size: int | None) -> None:
         """Submit everything, or, where the size is to be measured, one item a device."""
-        if size is None and not _can_be_chunked(self._task):
+        in_callback = self._ctx._callbacks.is_own_thread  # which would hand in the rest, and may read the results first
+        if size is None and (in_callback or not _can_be_chunked(self._task)):
             size = 1
         if size is not None:
             self._hand_in(size, self._length)

@@ -19,6 +19,7 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+import pandas
 import pytest
 
 from hetero.comm.group import Group
@@ -1201,6 +1202,16 @@ def test_whatever_travels_of_a_dataset_of_the_program_is_looked_at(tmp_path: Pat
     path.write_text(TRAVELLING_PROGRAM)
     ended = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_table_that_is_only_read_is_no_change() -> None:
+    table = pandas.DataFrame({"number": [1.0, 2.0], "name": ["a", "b"]})
+    before = fingerprint(table)
+    assert table.iloc[1]["name"] == "b"
+    assert table["number"].mean() == 1.5
+    assert before == fingerprint(table)
+    table.loc[1, "name"] = "c"
+    assert before != fingerprint(table)
 
 
 def test_what_a_path_remembers_of_itself_is_no_change() -> None:

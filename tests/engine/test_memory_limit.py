@@ -109,3 +109,16 @@ def test_the_task_that_does_not_fit_is_named_by_all_that_fail_with_it(isolation:
                 future.result(60)
         with pytest.raises(OutOfDeviceMemoryError, match=text):
             list(ctx.executor().map(runs_out, [1, 2, 3], chunksize=2))
+
+
+def nested(n: int) -> object:
+    return hetero.current_context().run(runs_out, n)
+
+
+@pytest.mark.parametrize("how", [{"isolation": "thread"}, {"isolation": "process"}, {"engine": "inline"}])
+def test_a_nested_task_that_does_not_fit_is_named_and_its_parent_is_not(how: dict[str, str]) -> None:
+    with (
+        hetero.Context(devices="1xcpu", history=False, **how) as ctx,
+        pytest.raises(OutOfDeviceMemoryError, match=r"^runs_out does not fit into the memory of .*: MemoryError: mine"),
+    ):
+        ctx.run(nested, 1)

@@ -700,6 +700,17 @@ def _(value: list):
 @shown.register(Part)
 def _(value):
     return value.double
+class Chooses:
+    @functools.singledispatchmethod
+    @classmethod
+    def shown(cls, value):
+        return cls.__name__
+    @shown.register(str)
+    @classmethod
+    def _(cls, value):
+        return value
+def chosen():
+    return Chooses().shown(3), Chooses.shown("a")
 def uses(n):
     return fibonacci(n), power(n), power.__doc__, power.__name__, power.cache_info()[1:]
 def of(part):
@@ -710,6 +721,7 @@ if __name__ == "__main__":
         assert ctx.run(uses, 10) == (55, 100, "of x", "power", (1, None, 1))
         assert ctx.run(of, Below(4)) == (8, True, True)
         assert ctx.run(Below.more, 4) == (Below, 5)
+        assert ctx.run(chosen) == ("Chooses", "a")
         assert ctx.run(shown, [1, [Part(2)], "a"]) == ["1", [4], "'a'"]
 """
 

@@ -19,9 +19,10 @@ import numpy as np
 from hetero.core.eligibility import obstacle, refusal
 from hetero.drive.frame import Frame, current, refuse_deeper, starter
 from hetero.engines.base import Asked, Ended, Function, ItemRef, Spread
+from hetero.engines.shared.exceptions import one_line
 from hetero.floor import clock
 from hetero.floor.containers import contents, is_container, rebuild
-from hetero.floor.errors import BadValueError, NothingFitsError, SerialisationError
+from hetero.floor.errors import BadValueError, HeteroError, NothingFitsError, OutOfDeviceMemoryError, SerialisationError
 from hetero.session.futures import R, RaisingFuture, exception_of
 from hetero.session.gathering import gather
 from hetero.session.identity import call_identity, read_as_future
@@ -531,7 +532,12 @@ def _ran(frame: Frame, task: TaskFunction[..., object], args: object, kwargs: ob
         finally:
             source.nests = source.nests or child.children is not None
     except (Exception, SystemExit) as error:  # noqa: BLE001  handed on by result() and exception()
-        future.set_exception(error)
+        raised: BaseException = error
+        if error.__cause__ is None and not isinstance(error, HeteroError) and frame.backend.is_out_of_memory(error):
+            problem = f"{task.name} does not fit into the memory of {frame.device.short}: {one_line(error)}"
+            raised = OutOfDeviceMemoryError(problem, remedy="raise memory_limit, or give it less at a time")
+            raised.__cause__ = error
+        future.set_exception(raised)
     return future
 
 

@@ -553,7 +553,8 @@ def _print(value: Any, depth: int, met: set[int]) -> object:
     if isinstance(value, bytearray | memoryview | array.array):
         return id(value), zlib.crc32(value)
     if hasattr(type(value), "__array__"):
-        return id(value), _content(np.asarray(value))
+        held = np.asarray(value)  # what it has made of objects, it has made anew
+        return id(value), 0 if held.dtype.hasobject else _content(held)
     if isinstance(value, _CONTAINERS):
         further = () if type(value) in _CONTAINERS else _entries(_attributes(value), depth, met)
         return type(value).__name__, _entries(value, depth, met), further

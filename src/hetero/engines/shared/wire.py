@@ -245,6 +245,9 @@ class _Deferred:
     def __call__(self, *args: object, **kwargs: object) -> object:
         return self.function(*args, **kwargs)
 
+    def __get__(self, instance: object, owner: type | None = None) -> object:
+        return self.function.__get__(instance, owner)  # one of a class may be a class method
+
 
 def _cached(maxsize: int | None, typed: bool) -> object:
     return functools.lru_cache(maxsize, typed)(_Deferred())

@@ -451,8 +451,7 @@ def _end_wait(ended: asyncio.Future[None]) -> None:
 
 def exception_of(failure: Failure, task: int, name: str) -> BaseException:
     """Return the exception that a future raises for a failure of its task."""
-    own_words = isinstance(failure.payload, OutOfDeviceMemoryError) or _was_raised_from(failure.payload)
-    if failure.kind == "out_of_memory" and not own_words:
+    if failure.kind == "out_of_memory" and not _has_own_words(failure.payload):
         unfit = OutOfDeviceMemoryError(failure.message, remedy="raise memory_limit, or give the task split= and merge=")
         unfit.__cause__ = failure.payload if isinstance(failure.payload, BaseException) else None
         return unfit
@@ -463,8 +462,10 @@ def exception_of(failure: Failure, task: int, name: str) -> BaseException:
     return _ERRORS.get(failure.kind, HeteroError)(failure.message)
 
 
-def _was_raised_from(error: object) -> bool:
-    """Return True for an exception that a task raised from another one: the words are its own."""
+def _has_own_words(error: object) -> bool:
+    """Return True for an exception that a task raised from another one, or that says what does not fit."""
+    if issubclass(type(error), OutOfDeviceMemoryError):
+        return True
     cause = getattr(error, "__cause__", None)
     return cause is not None and not isinstance(cause, RemoteTracebackError)
 

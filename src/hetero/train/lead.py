@@ -16,7 +16,14 @@ from typing import Any, ClassVar, NamedTuple
 from hetero.comm.errors import LineClosedError
 from hetero.comm.lines import Line, LineServer
 from hetero.floor import clock
-from hetero.floor.errors import HeteroError, NothingFitsError, OutOfDeviceMemoryError, TaskCancelledError, TaskLostError
+from hetero.floor.errors import (
+    HeteroError,
+    NothingFitsError,
+    OutOfDeviceMemoryError,
+    RemoteTracebackError,
+    TaskCancelledError,
+    TaskLostError,
+)
 from hetero.plan.training.shares import StepModel, make_plan
 from hetero.session.futures import Future
 from hetero.train import messages as msg
@@ -443,7 +450,9 @@ class Lead:
             if isinstance(error, TaskLostError) and self._starts_again(device):
                 continue
             if isinstance(error, OutOfDeviceMemoryError):
-                error = self.killed.ran_out(device, error if error.__cause__ is None else error.__cause__)
+                raised = error.__cause__  # of one that a member raised itself, where it did
+                own_words = raised is None or isinstance(raised, RemoteTracebackError)
+                error = self.killed.ran_out(device, error if own_words else raised)
             elif not isinstance(error, TaskLostError | TaskCancelledError | LineClosedError | NothingFitsError):
                 raise error
             text = f"{device} is given up: {self._nowhere.get(device, '')}{error}"

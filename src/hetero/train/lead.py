@@ -450,9 +450,10 @@ class Lead:
             if isinstance(error, TaskLostError) and self._starts_again(device):
                 continue
             if isinstance(error, OutOfDeviceMemoryError):
-                raised = error.__cause__  # of one that a member raised itself, where it did
-                own_words = raised is None or isinstance(raised, RemoteTracebackError)
-                error = self.killed.ran_out(device, error if own_words else raised)
+                raised = error.__cause__
+                if raised is None or isinstance(raised, RemoteTracebackError):
+                    raised = error  # by a member itself, in words of its own
+                error = self.killed.ran_out(device, raised)
             elif not isinstance(error, TaskLostError | TaskCancelledError | LineClosedError | NothingFitsError):
                 raise error
             text = f"{device} is given up: {self._nowhere.get(device, '')}{error}"

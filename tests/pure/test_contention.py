@@ -196,7 +196,7 @@ def test_a_plan_that_overflows_is_repaired_by_evictions_that_the_checker_confirm
 
 def test_a_plan_with_nowhere_to_put_what_it_evicts_is_refused_with_task_and_memory() -> None:
     def apart(graph: TaskGraph) -> TaskGraph:
-        """Let each task run on one of the two devices alone."""
+        """Restrict each task to one of the two devices."""
         rows = [
             [s if device == at % 2 else math.inf for device, s in enumerate(task.seconds)]
             for at, task in enumerate(graph.tasks)

@@ -146,6 +146,7 @@ LOGS_S = 1.0
 """How long a result waits for the handlers of the log records that came before it."""
 
 _FRAMES_NEEDED = 100
+"""Frames of the stack that handing in and deciding may take, with room to spare."""
 
 LONE_TASKS = 32
 """The core hears of tasks that were sent alone when so many have ended …"""
@@ -292,7 +293,7 @@ class Loop:
     def _refuse_deep_stack() -> None:
         """Raise RecursionError in a thread whose stack has no room for the scheduler, which cannot stop half way."""
         try:
-            sys._getframe(sys.getrecursionlimit() - _FRAMES_NEEDED)
+            sys._getframe(max(sys.getrecursionlimit() - _FRAMES_NEEDED, _FRAMES_NEEDED // 2))
         except ValueError:
             return
         raise RecursionError("maximum recursion depth exceeded: there is no room left to hand anything to hetero")

@@ -487,7 +487,8 @@ def fingerprint(value: object) -> object:
 
     Notes
     -----
-    What would travel to a worker is compared as bytes. Of arrays of more than 256 MiB only some parts are read.
+    What would travel to a worker is compared as bytes. Of arrays of more than 256 MiB only some parts are read. Where a
+    value cannot travel, lists of more than 10,000 entries count by their length.
 
     Examples
     --------
@@ -517,11 +518,11 @@ class _Checksum:
         self.found = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        """Take bytes in."""
+        """Add bytes to the checksum."""
         self.found = zlib.crc32(data, self.found)
 
     def buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        """Take a buffer of an array in, a large one by its size: who knows the array compares it."""
+        """Add a buffer of an array, a large one by its size: who knows the array compares it."""
         raw = buffer.raw()
         self.write(raw if raw.nbytes <= _MOST_HELD_BYTES else str(raw.nbytes).encode())
         return False

@@ -26,7 +26,7 @@ import torch
 import hetero
 from benchmarks.common import Bench, alternate, arguments, ratio
 from hetero.splitting.layers import chain_of
-from hetero.splitting.slowdown import slow_layers
+from hetero.splitting.stage import slow_layers
 
 SLOW = {"cpu:0": {"Linear": 0.02}, "cpu:1": {"Conv2d": 0.4}}
 MICRO_BATCH, COUNT = 8, 8

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hetero
-from hetero.advise.calibration import MINI, Timed, kept_entries, known_of
+from hetero.advise.calibration import MINI, Timed, kept_entries, known_of, prior_of
 from hetero.advise.estimate import Workload, compare_speeds, estimate
-from hetero.advise.priors import prior_of
 from hetero.advise.rates import rates_of
 from hetero.catalog.load import devices, find, find_model
 from hetero.catalog.values import DeviceSpec

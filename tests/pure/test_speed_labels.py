@@ -10,8 +10,7 @@ import pytest
 from hetero.advise.accuracy import Judged, Merit, leave_one_model_out, merits, ordered, uncalibrated
 from hetero.advise.calibration import keep_table, known_of, tables
 from hetero.advise.measurements import COLUMNS, Measurement, device_of, published, read_rows, read_table
-from hetero.catalog.load import find
-from hetero.catalog.published import published_rows
+from hetero.catalog.load import find, published_rows
 from hetero.cli.plan import accuracy
 from hetero.floor.errors import BadValueError, FileError
 from tests.needs import data_folder

@@ -11,8 +11,7 @@ import hetero
 from hetero.backends.nvidia import GpuReading, NvLink
 from hetero.backends.topology import Rates, from_matrix, is_matrix
 from hetero.backends.topology_files import FORMAT, as_document, from_document, read_text, read_topology
-from hetero.backends.topology_places import fabric_here
-from hetero.backends.topology_system import from_system
+from hetero.backends.topology_system import fabric_here, from_system
 from hetero.floor.errors import BadValueError, GraphError
 from hetero.model.device import Device, DeviceType
 from hetero.model.fabric import Fabric, FabricPart, Wire

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from hetero.advise.calibration import borrowed, prior_of
 from hetero.advise.measurements import Measurement
-from hetero.advise.priors import borrowed, prior_of
 from hetero.model.figure import Figure
 from hetero.plan.sizing.efficiency import Efficiency, MeasuredRun, learn
 

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from hetero.advise.fit import room_of
 from hetero.advise.rates import rates_of
-from hetero.catalog.load import find, find_model
-from hetero.catalog.published import published_rows
+from hetero.catalog.load import find, find_model, published_rows
 from hetero.catalog.values import DeviceSpec
 from hetero.floor import documents
 from hetero.floor.errors import BadValueError, FileError

@@ -45,7 +45,7 @@ KINDS: dict[str, str] = {"tables": _TABLES, "images": _IMAGES, "files": _FILES}
 SINKS: dict[str, str] = {
     "jsonl": "hetero.batch.sinks:JsonLinesSink",
     "npy": "hetero.batch.sinks:NpySink",
-    "parquet": "hetero.batch.parquet:ParquetSink",
+    "parquet": "hetero.batch.sinks:ParquetSink",
 }
 """Which class writes a format; it is called with the folder."""
 

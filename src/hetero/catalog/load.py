@@ -1,7 +1,7 @@
-"""The catalog's rows: devices, models and sources, found by the names that people use.
+"""The catalog's rows: devices, models, sources and published speeds, found by the names that people use.
 
-In: devices.yaml, models.yaml, sources.yaml beside this file. Out: typed values, read when first asked for. It must not
-fill an empty figure, and an unknown or ambiguous name is an error, never a guess.
+In: devices.yaml, models.yaml, sources.yaml, published.yaml beside this file. Out: typed values, read when first asked
+for. It must not fill an empty figure, and an unknown or ambiguous name is an error, never a guess.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hetero.floor.documents import JsonObject
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.model.architecture import ModelSpec
 
-__all__ = ["completeness", "devices", "find", "find_model", "models", "sources"]
+__all__ = ["completeness", "devices", "find", "find_model", "models", "published_rows", "sources"]
 
 _NOISE = re.compile(r"\b(nvidia|geforce|tesla|amd|instinct|radeon|intel|apple|google|cloud|aws|rtx|generation)\b")
 _PLAIN = ("vendor", "kind", "form", "unit", "link", "host_link", "note", "explains")
@@ -232,3 +232,39 @@ def completeness() -> dict[str, object]:
     cells = sum(map(len, keys.values()))
     shares = {key: round(sum(flags) / len(flags), 3) for key, flags in keys.items()}
     return {"cells": cells, "empty": empty, "empty_frac": round(empty / cells, 4), "by_key": shares}
+
+
+_PUBLISHED_KEYS = (
+    "device",
+    "count",
+    "framework",
+    "model",
+    "precision",
+    "kind",
+    "batch",
+    "input_len",
+    "output_len",
+    "value",
+    "unit",
+)
+
+
+@cache
+def published_rows() -> tuple[Mapping[str, str], ...]:
+    """Return every published row, in the file's order.
+
+    Examples
+    --------
+    >>> published_rows()[0]["device"], published_rows()[0]["kind"]
+    ('RTX-4090', 'prefill')
+    """
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    text = files("hetero.catalog").joinpath("published.yaml").read_text(encoding="utf-8")
+    found = []
+    for page in yaml.load(text, Loader=loader):
+        for row in page["rows"]:
+            cells = dict(zip(_PUBLISHED_KEYS, map(str, row), strict=True))
+            found.append({**cells, "source": page["address"], "oom": "0"})
+    return tuple(found)

@@ -1,4 +1,4 @@
-"""The live driver: what a session asks of a fleet.
+"""The live driver: what a session asks of a fleet, and what running tasks submit to it.
 
 In: tasks with their calls, values, questions. Out: events for the loop, results and failures to sinks.
 It must not decide anything, nor carry out a command: the loop does.
@@ -9,25 +9,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from math import inf
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from hetero.backends.registry import refuse_unknown
 from hetero.core.machine import Machine
 from hetero.core.state import DevicePhase
 from hetero.drive.loop import LOGS_S, Delivery, EventBatch, Explanation, Loop, OutcomeSink
-from hetero.drive.nested import NestedTasks
 from hetero.drive.utilisation import UtilisationWatch
-from hetero.engines.base import Call, Engine, NodeUsage, WorkerEntry
+from hetero.engines.base import Asked, Call, Engine, NodeUsage, WorkerEntry
 from hetero.floor.clock import Clock, TraceSink
 from hetero.floor.errors import EngineError, HeteroError, NothingFitsError
-from hetero.model.commands import LeaseChanged
+from hetero.model.commands import Launch, LeaseChanged
 from hetero.model.device import HOST_NODE, Device
 from hetero.model.events import (
     CancelRequested,
     DeviceAdded,
+    Event,
     ItemPut,
     LeaseAsked,
     LeaseRefused,
@@ -40,7 +41,10 @@ from hetero.model.topology import Topology
 from hetero.plan.performance.cost_model import CostModel
 from hetero.plan.policies.base import Policy
 
-__all__ = ["Driver", "Explanation", "OutcomeSink"]
+if TYPE_CHECKING:
+    from hetero.drive.loop import OutcomeSink
+
+__all__ = ["Driver", "Explanation", "NestedTasks", "OutcomeSink"]
 
 
 class Driver(Loop):
@@ -326,3 +330,52 @@ class _Left:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise vars(self)["_error"].with_traceback(None)
+
+
+_MOST_REQUESTS = 4096
+
+
+class NestedTasks:
+    """Makes tasks of what running ones submit; see `hetero.engines.base.Submitter`.
+
+    Attributes
+    ----------
+    timeout_s : of tasks that have no limit of their own, 0 for none
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._requests: dict[tuple[Request, int, int], Request] = {}
+        self.timeout_s = 0.0
+
+    def submit(self, parent: Launch, asked: Asked, call: Call, sink: OutcomeSink) -> tuple[int, Event | None]:
+        """Prepare a task; return its id and its event, or None where it was refused, which the sink has been told."""
+        driver = self._driver
+        item = driver.new_id()
+        above = driver.state_of(parent.task)
+        request = self._request(asked.request, above.request if above is not None else Request())
+        depth = 1 if above is None else above.depth + 1
+        which = (parent.task, parent.attempt)
+        task = Task(item, asked.name, asked.signature, asked.size, call.refs, call.refs, request, which, depth)
+        try:
+            driver.adopt(task, call, sink)
+        except HeteroError as error:
+            sink._failed(Failure("nothing_fits", str(error), error))
+            return item, None
+        return item, TaskSubmitted(driver.now_s(), task)
+
+    def _request(self, asked: Request, above: Request) -> Request:
+        """Return the same request for the same wish; it has at least the priority of the parent, and its lease."""
+        key = (asked, above.priority, above.lease)
+        request = self._requests.get(key)
+        if request is None:
+            if len(self._requests) >= _MOST_REQUESTS:
+                self._requests.clear()
+            priority = max(asked.priority, above.priority)
+            request = replace(asked, priority=priority, lease=above.lease, timeout_s=asked.timeout_s or self.timeout_s)
+            self._requests[key] = request
+        return request
+
+    def release(self, item: int) -> None:
+        """Record that nobody wants a result any more."""
+        self._driver.release(item)

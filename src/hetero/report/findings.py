@@ -18,10 +18,9 @@ import numpy as np
 from hetero.floor.units import format_seconds
 from hetero.model.annotations import OperatorsRun
 from hetero.model.device import Device
-from hetero.report.account import CATEGORIES, Account, account
+from hetero.report.account import CATEGORIES, Account, CollectiveTime, account, collective_times
 from hetero.report.best_possible import Best, best_possible
 from hetero.report.causes import Gain, Gains, gains
-from hetero.report.collectives import CollectiveTime, collective_times
 from hetero.report.intervals import by_owner, column
 from hetero.report.phases import ProcessTime, process_times
 from hetero.report.phases import sentence as process_sentence
@@ -29,8 +28,7 @@ from hetero.report.planning import Planning, planning
 from hetero.report.planning import sentence as planning_sentence
 from hetero.report.prices import lost_usd, rates
 from hetero.report.prices import sentence as money_sentence
-from hetero.report.quick import nothing_collected
-from hetero.report.record import Attempt, RunRecord
+from hetero.report.record import Attempt, RunRecord, nothing_collected
 from hetero.report.training import Training, training
 from hetero.report.training import sentences as training_sentences
 

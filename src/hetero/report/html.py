@@ -28,8 +28,7 @@ from hetero.report.account import CATEGORIES
 from hetero.report.findings import Findings, find
 from hetero.report.intervals import Floats, Ints, column
 from hetero.report.planning import expected_end, places_by_device
-from hetero.report.quick import nothing_collected
-from hetero.report.record import RunRecord
+from hetero.report.record import RunRecord, nothing_collected
 from hetero.report.tables import (
     Table,
     chain_table,

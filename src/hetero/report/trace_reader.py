@@ -34,8 +34,7 @@ from hetero.model.events import (
 )
 from hetero.model.tasks import Request
 from hetero.report.phases import TOGETHER
-from hetero.report.quick import nothing_collected
-from hetero.report.record import Attempt, Outcome, RunRecord, TaskRecord, TransferRecord
+from hetero.report.record import Attempt, Outcome, RunRecord, TaskRecord, TransferRecord, nothing_collected
 
 __all__ = ["collect", "only", "read_run"]
 

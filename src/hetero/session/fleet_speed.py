@@ -107,7 +107,7 @@ def topology(devices: Sequence[Device]) -> Topology:
     'assumed', 12 GB/s. NVLinks come from NVML. A node whose size is unknown has no limit. Where devices stand comes
     from /sys.
     """
-    from hetero.backends.topology_places import fabric_here
+    from hetero.backends.topology_system import fabric_here
 
     own: dict[str, Device] = {}
     for device in devices:

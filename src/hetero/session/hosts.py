@@ -152,7 +152,7 @@ def network_links(cluster: Cluster | None) -> tuple[Link, ...]:
     for host in others:
         key = f"{own.address} {host.address}"
         if not _are_links(known.get(key)):
-            from hetero.engines.ray.links import measure_links
+            from hetero.engines.ray.cluster import measure_links
 
             known[key] = [(link.latency_s, link.bandwidth_bytes_per_s) for link in measure_links(host)]
             kept.update({key: known[key]})

@@ -21,7 +21,7 @@ from hetero.session.snapshot import Snapshot
 __all__ = ["OpenRun", "RunGoneError", "ask", "find", "open_runs"]
 
 
-_MOST_BYTES = 50_000_000
+_MOST_ANSWER_BYTES = 50_000_000
 """Of an answer; a fleet of a thousand devices takes a few hundred kilobytes."""
 
 
@@ -112,7 +112,7 @@ def ask(run: OpenRun) -> Snapshot:
             line.connect(run.socket)
             line.sendall(f"{run.token}\n".encode())
             with line.makefile("rb") as told:
-                answer = told.readline(_MOST_BYTES)
+                answer = told.readline(_MOST_ANSWER_BYTES)
     except OSError as error:
         raise RunGoneError(f"run {run.name!r} does not answer: {error.strerror or error}") from error
     if not answer:

@@ -50,7 +50,7 @@ def placed(
     if isinstance(topology, Topology):
         return found, topology
     if fabric is None:
-        from hetero.backends.topology_places import fabric_here
+        from hetero.backends.topology_system import fabric_here
 
         return found, Topology(fabric=fabric_here(found))
     if not any(fabric.has(device.id) for device in found):

@@ -26,7 +26,7 @@ from hetero.session.signature import register
 from hetero.session.tasks import task
 from hetero.splitting.fleet import SplitFleet
 from hetero.splitting.layers import Layer
-from hetero.splitting.slowdown import Pace, slow_layers
+from hetero.splitting.stage import Pace, slow_layers
 from hetero.splitting.transport import PackedTensor, StageChannel, loaded, packed, unpacked
 from hetero.train.keyed_random import KeyedRandom
 

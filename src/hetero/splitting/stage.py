@@ -1,13 +1,13 @@
 """A stage: consecutive layers of a model on one device, and the loop in which they compute micro-batch by micro-batch.
 
-In: the layers, what the stage before gives. Out: outputs, or trained parameters that stay here until they are fetched.
-It must not know why the layers are here.
+In: the layers, shares of speed, what the stage before gives. Out: outputs, or trained parameters that stay here until
+they are fetched. It must not know why the layers are here.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,9 +16,11 @@ import torch
 
 from hetero.backends.registry import torch_place
 from hetero.drive.frame import Frame, current
+from hetero.drive.throttle import Throttle
+from hetero.floor import clock
+from hetero.floor.contexts import transparent
 from hetero.floor.errors import HeteroError
 from hetero.plan.training.stages import one_forward_one_backward
-from hetero.splitting.slowdown import Pace, slow_layers
 from hetero.splitting.transport import PackedTensor, StageChannel, loaded, packed, unpacked
 from hetero.train.keyed_random import KeyedRandom
 from hetero.train.losses import SummedLoss
@@ -28,7 +30,77 @@ if TYPE_CHECKING:
     from hetero.model.device import Device
     from hetero.train.values import OptimizerMaker
 
-__all__ = ["StageJob", "StageLostError", "StageOutput", "StageParts", "drop_stage", "fetch_stage", "run_stages"]
+__all__ = [
+    "Pace",
+    "StageJob",
+    "StageLostError",
+    "StageOutput",
+    "StageParts",
+    "drop_stage",
+    "fetch_stage",
+    "run_stages",
+    "slow_layers",
+]
+
+
+class Pace:
+    """Times what a device does micro-batch by micro-batch, and slows it down to the share of speed that it has.
+
+    A stage is one long task, and a task is throttled at its end: too late for the stage that waits. So the stage
+    sleeps after each part by itself, and tells the frame for how much CPU time.
+    """
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+        self._throttle = Throttle(frame.device.throttle_frac)
+        self.busy_s = 0.0
+
+    @transparent
+    def part(self) -> Iterator[None]:
+        """Do a part of the work inside."""
+        begun_s = clock.monotonic_s()
+        self._throttle.restart()
+        yield
+        if self._throttle.active:
+            self._throttle.pause()
+            self._frame.throttled_cpu_s += self._throttle.slept_for_s
+        elif not self._frame.device.is_host:
+            self._frame.backend.synchronize()
+        self.busy_s += clock.monotonic_s() - begun_s
+
+
+def slow_layers(module: torch.nn.Module, fracs: Mapping[str, float]) -> None:
+    """Slow the layers of some classes down to a share of the device's speed.
+
+    Parameters
+    ----------
+    module : whose parts are slowed down, forward and backward
+    fracs : share of speed by class name, as in {'Conv2d': 0.3}
+
+    Notes
+    -----
+    Backward it is the last operation of the layer that counts: all of a layer that is one operation, as convolutions
+    and linear layers are.
+    """
+    for part in module.modules():
+        frac = fracs.get(type(part).__name__, 1.0)
+        if frac < 1.0:
+            _slow(part, frac)
+
+
+def _slow(part: torch.nn.Module, frac: float) -> None:
+    forward, backward = Throttle(frac), Throttle(frac)
+
+    def done(_: object, __: object, output: object) -> None:
+        forward.pause()
+        node = getattr(output, "grad_fn", None)
+        if node is not None:
+            node.register_prehook(backward.restart)
+            node.register_hook(backward.pause)
+
+    part.register_forward_pre_hook(forward.restart)
+    part.register_forward_hook(done)
+
 
 _AHEAD = 4
 

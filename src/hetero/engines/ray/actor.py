@@ -14,15 +14,16 @@ import os
 import pickle
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hetero.engines.base import WorkerEntry
 from hetero.engines.ray.actor_worker import MESSAGES, TRANSFERS, ActorWorker, Greeting
-from hetero.engines.ray.cluster import OWN_HOST, Host
-from hetero.engines.ray.context import RayContext
-from hetero.engines.ray.object_store import ActorWire, CallBundle, StoredPayload
+from hetero.engines.ray.cluster import OWN_HOST, Cluster, Host
+from hetero.engines.ray.heartbeats import HostMonitor
+from hetero.engines.ray.object_store import ActorWire, CallBundle, ObjectStore, StoredPayload
+from hetero.engines.shared.engine import EngineContext
 from hetero.engines.shared.items import HeldItem
 from hetero.engines.shared.memory_pool import Payload
 from hetero.floor import settings
@@ -32,14 +33,17 @@ if TYPE_CHECKING:
     import ray
     from ray.actor import ActorHandle
 
-__all__ = [
-    "THREADS",
-    "ActorTransfers",
-    "DeviceActor",
-    "Done",
-    "start_actor",
-    "why_ended",
-]
+__all__ = ["THREADS", "ActorTransfers", "DeviceActor", "Done", "RayContext", "start_actor", "why_ended"]
+
+
+@dataclass(slots=True, kw_only=True)
+class RayContext(EngineContext):
+    """What all parts of one Ray engine share."""
+
+    cluster: Cluster
+    store: ObjectStore
+    monitor: HostMonitor
+
 
 THREADS = {MESSAGES: 1, TRANSFERS: 1}
 """Beside the one that runs tasks: for orders and messages, and for copies."""

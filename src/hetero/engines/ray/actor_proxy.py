@@ -18,10 +18,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hetero.engines.base import Call
-from hetero.engines.ray.actor import ActorTransfers, start_actor, why_ended
+from hetero.engines.ray.actor import ActorTransfers, RayContext, start_actor, why_ended
 from hetero.engines.ray.actor_worker import MESSAGES, ActorCall, Greeting
 from hetero.engines.ray.cluster import OWN_HOST, Host
-from hetero.engines.ray.context import RayContext
 from hetero.engines.ray.object_store import ActorWire, CallBundle, StoredPayload
 from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import failure_of

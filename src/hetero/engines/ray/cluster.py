@@ -1,6 +1,7 @@
 """The Ray cluster that this process uses: one of its own on loopback, or one that it was told to join.
 
-In: an address. Out: hosts, and Ray initialised. It never joins a cluster that it was not told to join.
+In: an address. Out: hosts, and Ray initialised; how fast arrays go to a host and back. It never joins a cluster that it
+was not told to join.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from hetero.floor import settings
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import EngineError, HeteroError
 from hetero.floor.private import user_id
+from hetero.model.topology import Link
 
-__all__ = ["LEAST_STORE_BYTES", "OWN_HOST", "Cluster", "Host", "HostCall"]
+__all__ = ["LEAST_STORE_BYTES", "OWN_HOST", "Cluster", "Host", "HostCall", "measure_links"]
 
 OWN_HOST = "h0"
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -335,3 +337,64 @@ def _remove_left_behind() -> None:
         pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdecimal() and not psutil.pid_exists(int(pid)) and folder.lstat().st_uid == user_id():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+_MEASURED_BYTES = 8_000_000
+_TRIPS = 5
+_PATIENCE_S = 60.0
+
+
+class _Mirror:
+    """The actor at the other end."""
+
+    def touch(self, *parts: object) -> None:
+        """Do nothing: the parts are on this host now."""
+
+    def array(self) -> object:
+        """Return an array."""
+        import numpy as np
+
+        return np.ones(_MEASURED_BYTES, np.uint8)
+
+
+def measure_links(host: Host) -> tuple[Link, Link]:
+    """Measure the links from this host's main memory to another's, and back.
+
+    Raises
+    ------
+    EngineError
+        The host does not answer.
+    """
+    import numpy as np
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    place = NodeAffinitySchedulingStrategy(host.node_id, soft=False)
+    mirror = ray.remote(num_cpus=0, max_restarts=0)(_Mirror).options(scheduling_strategy=place).remote()
+    try:
+        ray.get(mirror.touch.remote(), timeout=_PATIENCE_S)
+        trip_s = min([_seconds(mirror.touch.remote()) for _ in range(_TRIPS)])
+        there_s = _seconds(mirror.touch.remote(ray.put(np.ones(_MEASURED_BYTES, np.uint8))))
+        array = mirror.array.remote()
+        ray.wait([array], timeout=_PATIENCE_S, fetch_local=False)
+        back_s = _seconds(array)
+    except ray.exceptions.RayError as error:
+        raise EngineError(
+            f"host {host.name} ({host.address}) does not answer", remedy="see whether it is overloaded"
+        ) from error
+    finally:
+        ray.kill(mirror, no_restart=True)
+    here, far = f"{OWN_HOST}/ram", f"{host.name}/ram"
+    rates = [_MEASURED_BYTES / max(seconds - trip_s / 2, 1e-6) for seconds in (there_s, back_s)]
+    return (
+        Link(here, far, trip_s / 2, rates[0], kind="network"),
+        Link(far, here, trip_s / 2, rates[1], kind="network"),
+    )
+
+
+def _seconds(ref: object) -> float:
+    import ray
+
+    begin_s = monotonic_s()
+    ray.get(ref, timeout=_PATIENCE_S)
+    return monotonic_s() - begin_s

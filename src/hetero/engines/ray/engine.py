@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from hetero.engines.base import Call, NodeUsage, Reach, Report, WorkerEntry
+from hetero.engines.ray.actor import RayContext
 from hetero.engines.ray.actor_proxy import START_S, ActorProxy
 from hetero.engines.ray.cluster import OWN_HOST, Cluster, Host
-from hetero.engines.ray.context import RayContext
 from hetero.engines.ray.heartbeats import SILENT_S, HostMonitor
 from hetero.engines.ray.object_store import ObjectStore, StoredPayload
 from hetero.engines.shared.engine import Done, PayloadEngine

@@ -84,7 +84,7 @@ def least_tails(p: Problem) -> Floats:
     -----
     tail(i, a) = max over successors j of min over devices d of (transfer_ij(a, node(d)) + w(j, d) + tail(j, node(d))).
     """
-    from hetero.plan.planners.ranks_kernels import tails
+    from hetero.plan.planners.list_kernels import tails
 
     found: Floats = tails(p)
     return found
@@ -92,7 +92,7 @@ def least_tails(p: Problem) -> Floats:
 
 def least_heads(p: Problem) -> Floats:
     """Return the least seconds from the start until each task's inputs are on each memory node."""
-    from hetero.plan.planners.ranks_kernels import heads
+    from hetero.plan.planners.list_kernels import heads
 
     found: Floats = heads(p)
     return found

@@ -1,6 +1,6 @@
-"""The inner loops of list scheduling: place tasks in a given order, or choose among the ready ones.
+"""The inner loops of list scheduling: ranks of tasks; place them in a given order, or choose among the ready ones.
 
-In: a `Problem` and arrays. Out: device, start and finish of each task. Compiled where numba is installed;
+In: a `Problem` and arrays. Out: ranks, or device, start and finish of each task. Compiled where numba is installed;
 import it inside functions. It must not draw chance: what is random comes in as an array.
 """
 
@@ -11,7 +11,19 @@ import numpy as np
 from hetero.plan.compiled import njit
 from hetero.plan.problem import Floats, Ints, Problem
 
-__all__ = ["by_completion", "by_keys", "fill", "fit", "in_order", "timed"]
+__all__ = [
+    "by_completion",
+    "by_keys",
+    "downward",
+    "fill",
+    "fit",
+    "heads",
+    "in_order",
+    "optimistic",
+    "tails",
+    "timed",
+    "upward",
+]
 
 
 @njit
@@ -262,3 +274,103 @@ def timed(p: Problem, order: Ints, device: Ints, start_s: Floats, finish_s: Floa
         free_s[d] = finish_s[task]
         makespan_s = max(makespan_s, finish_s[task])
     return makespan_s
+
+
+@njit
+def upward(p: Problem, work_s: Floats, latency_s: float, s_per_byte: float) -> Floats:
+    """Return rank_u(i) = w_i + max over successors j of (c_ij + rank_u(j))."""
+    rank = work_s.copy()
+    for at in range(len(p.order) - 1, -1, -1):
+        i = p.order[at]
+        longest = 0.0
+        for e in range(p.succ_first[i], p.succ_first[i + 1]):
+            c = latency_s + p.succ_bytes[e] * s_per_byte if p.succ_bytes[e] > 0.0 else 0.0
+            longest = max(longest, c + rank[p.succ[e]])
+        rank[i] += longest
+    return rank
+
+
+@njit
+def downward(p: Problem, work_s: Floats, latency_s: float, s_per_byte: float) -> Floats:
+    """Return rank_d(i) = max over predecessors j of (rank_d(j) + w_j + c_ji)."""
+    rank = np.zeros(len(work_s))
+    for i in p.order:
+        for e in range(p.pred_first[i], p.pred_first[i + 1]):
+            j = p.pred[e]
+            c = latency_s + p.pred_bytes[e] * s_per_byte if p.pred_bytes[e] > 0.0 else 0.0
+            rank[i] = max(rank[i], rank[j] + work_s[j] + c)
+    return rank
+
+
+@njit
+def optimistic(p: Problem, latency_s: float, s_per_byte: float) -> Floats:
+    """Return OCT(i, d) = max over successors j of min over e of (OCT(j, e) + w(j, e) + c_ij where nodes differ)."""
+    n, m = p.seconds.shape
+    k = p.latency_s.shape[0]
+    oct_s = np.zeros((n, m))
+    at_node = np.empty(k)
+    for at in range(n - 1, -1, -1):
+        i = p.order[at]
+        for edge in range(p.succ_first[i], p.succ_first[i + 1]):
+            j = p.succ[edge]
+            c = latency_s + p.succ_bytes[edge] * s_per_byte if p.succ_bytes[edge] > 0.0 else 0.0
+            at_node[:] = np.inf
+            anywhere = np.inf
+            for e in range(m):
+                value = oct_s[j, e] + p.seconds[j, e]
+                at_node[p.node[e]] = min(at_node[p.node[e]], value)
+                anywhere = min(anywhere, value)
+            for d in range(m):
+                oct_s[i, d] = max(oct_s[i, d], min(at_node[p.node[d]], anywhere + c))
+    return oct_s
+
+
+@njit
+def tails(p: Problem) -> Floats:
+    """Return for each task and memory node the least seconds from the task's finish there to the end of the graph."""
+    n, m = p.seconds.shape
+    k = p.latency_s.shape[0]
+    tail_s = np.zeros((n, k))
+    at_node = np.empty(k)
+    for at in range(n - 1, -1, -1):
+        i = p.order[at]
+        for edge in range(p.succ_first[i], p.succ_first[i + 1]):
+            j = p.succ[edge]
+            at_node[:] = np.inf
+            for e in range(m):
+                there = p.node[e]
+                at_node[there] = min(at_node[there], p.seconds[j, e] + tail_s[j, there])
+            for here in range(k):
+                least = at_node[here]
+                for there in range(k):
+                    c = 0.0
+                    if here != there and p.succ_bytes[edge] > 0.0:
+                        c = p.latency_s[here, there] + p.succ_bytes[edge] * p.s_per_byte[here, there]
+                    least = min(least, c + at_node[there])
+                tail_s[i, here] = max(tail_s[i, here], least)
+    return tail_s
+
+
+@njit
+def heads(p: Problem) -> Floats:
+    """Return for each task and memory node the least seconds from the start until its inputs are there."""
+    n, m = p.seconds.shape
+    k = p.latency_s.shape[0]
+    head_s = np.zeros((n, k))
+    at_node = np.empty(k)
+    for i in p.order:
+        for edge in range(p.pred_first[i], p.pred_first[i + 1]):
+            j = p.pred[edge]
+            at_node[:] = np.inf
+            for e in range(m):
+                there = p.node[e]
+                at_node[there] = min(at_node[there], head_s[j, there] + p.seconds[j, e])
+            for here in range(k):
+                least = at_node[here]
+                for there in range(k):
+                    c = 0.0
+                    if here != there and p.pred_bytes[edge] > 0.0:
+                        c = p.latency_s[there, here] + p.pred_bytes[edge] * p.s_per_byte[there, here]
+                    least = min(least, at_node[there] + c)
+                head_s[i, here] = max(head_s[i, here], least)
+    return head_s

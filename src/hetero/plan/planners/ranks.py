@@ -96,7 +96,7 @@ def upward_rank(p: Problem, over: str = "mean") -> Floats:
     one are from H. Zhao, R. Sakellariou, "An experimental investigation into the rank function of the
     heterogeneous earliest finish time scheduling algorithm", Euro-Par 2003.
     """
-    from hetero.plan.planners.ranks_kernels import upward
+    from hetero.plan.planners.list_kernels import upward
 
     ranked: Floats = upward(p, work(p, over), *mean_transfer(p))
     return ranked
@@ -109,7 +109,7 @@ def downward_rank(p: Problem) -> Floats:
     ----------
     Topcuoglu, Hariri, Wu 2002, equation 6.
     """
-    from hetero.plan.planners.ranks_kernels import downward
+    from hetero.plan.planners.list_kernels import downward
 
     ranked: Floats = downward(p, work(p, "mean"), *mean_transfer(p))
     return ranked
@@ -128,7 +128,7 @@ def optimistic_costs(p: Problem) -> Floats:
     H. Arabnejad, J. G. Barbosa, "List scheduling algorithm for heterogeneous systems by an optimistic cost
     table", IEEE TPDS 25 (2014), 682-694, equation 3.
     """
-    from hetero.plan.planners.ranks_kernels import optimistic
+    from hetero.plan.planners.list_kernels import optimistic
 
     table: Floats = optimistic(p, *mean_transfer(p))
     return table

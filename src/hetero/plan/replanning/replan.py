@@ -331,7 +331,7 @@ def expected_s(may: Scenarios, g: OpenGraph, waiting: Ints, device: Ints, start_
     waiting : slots of what waits
     device, start_s : by slot, as planned
     """
-    from hetero.plan.replanning.scenarios_kernels import ends
+    from hetero.plan.replanning.replan_kernels import ends
 
     order = waiting[np.lexsort((waiting, start_s[waiting]))]
     found_s = np.empty(may.more_s.shape[1])

@@ -73,8 +73,7 @@ def _descriptors() -> list[bytes]:
 
 
 def _descriptor(path: Path) -> None:
-    from hetero.session.open_runs import OpenRun
-    from hetero.session.run_server import answers, read_descriptor
+    from hetero.session.run_server import OpenRun, answers, read_descriptor
 
     about = read_descriptor(path)
     answers(about["socket"])

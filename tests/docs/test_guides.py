@@ -22,7 +22,7 @@ import pytest
 from hetero.backends import registry
 from hetero.backends.base import Found
 from hetero.backends.cpu import CpuBackend
-from hetero.cli import checks
+from hetero.cli import doctor
 from hetero.model.device import KINDS, Device, DeviceKind, DeviceType
 from hetero.model.tasks import Request
 from hetero.plan.policies.base import Proposal
@@ -276,7 +276,7 @@ def test_a_back_end_whose_kinds_are_wrong_is_refused_by_name_in_the_registry_and
     monkeypatch.setattr(registry, "kinds", cache(registry.kinds.__wrapped__))
     monkeypatch.setattr(registry, "entry_points", lambda group: points)
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points if group == registry.GROUP else ())
-    *sound, last = tuple(checks._extensions())
+    *sound, last = tuple(doctor._extensions())
     assert [one.state for one in sound] == ["ok"] * (len(classes) - 1)
     assert (last.state, why in last.found) == ("missing" if why else "ok", True)
     assert [why in found.reason and found.backend == last.name for found in registry.broken()] == [True] * bool(why)
@@ -369,7 +369,7 @@ _LISTS_OF_OTHERS = {
     "backends/registry.py": "the built-in back ends",
     "backends/torch.py": "what torch finds",
     "batch/functions.py": "what ONNX Runtime calls its providers",
-    "cli/checks.py": "the extras of hetero's own package",
+    "cli/doctor.py": "the extras of hetero's own package",
     "model/device.py": "broad types",
     "train/lightning_strategies.py": "what Lightning calls its accelerators",
     "train/reduction_groups.py": "sums in two languages",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hetero
-from hetero.cli.checks import findings
+from hetero.cli.doctor import findings
 from hetero.floor.errors import HistoryError
 from hetero.model.device import Device, DeviceType
 from hetero.plan.performance.cost_model import KEPT, CostModel, Sample

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.cli.cluster_jobs import tell
+from hetero.cli.cluster import tell
 from hetero.engines.ray import job_client, job_server
 from hetero.engines.ray.certificates import make_certificates, server_context
 from hetero.engines.ray.job_client import JobClient

@@ -24,7 +24,7 @@ from hetero.comm.mesh import Mesh
 from hetero.engines.ray.certificates import make_certificates
 from hetero.engines.ray.job_server import JobServer
 from hetero.floor.listening import Admit, Listening
-from hetero.session.open_runs import ask, open_runs
+from hetero.session.run_server import ask, open_runs
 
 PATIENCE_S = 120.0
 CROWD = 200

@@ -21,7 +21,7 @@ from hetero.engines.ray.certificates import check_folder, make_certificates
 from hetero.engines.ray.node import read_token, start_node, stop_node, this_node
 from hetero.errors import BadValueError, HeteroError
 from hetero.floor.private import check_own, own_home, private_folder, temporary_folder, write_private
-from hetero.session.open_runs import open_runs
+from hetero.session.run_server import open_runs
 
 PATIENCE_S = 180.0
 NOBODY = 65534

@@ -18,7 +18,7 @@ import pytest
 
 import hetero
 from hetero.floor.errors import BadValueError
-from hetero.session.open_runs import RunGoneError, ask, find, open_runs
+from hetero.session.run_server import RunGoneError, ask, find, open_runs
 
 WAIT_S = 90.0
 

@@ -19,11 +19,10 @@ import pytest
 import hetero
 from hetero.drive import utilisation
 from hetero.errors import HeteroError
-from hetero.floor import platform
+from hetero.floor import logs, platform
 from hetero.model.device import Device, DeviceType
 from hetero.model.events import UtilisationReported
 from hetero.plan.performance.cost_model import CostModel
-from hetero.session import opening
 from hetero.session.options import ContextOptions
 
 PROGRAM = """
@@ -39,7 +38,7 @@ with hetero.Context({"devices": fleet}, history=False) as ctx:
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("HETERO_HOME", str(tmp_path / "home"))
-    opening._warn_once.cache_clear()
+    logs.warn_once.cache_clear()
     yield
     logging.getLogger("hetero").setLevel(logging.NOTSET)
 

@@ -11,7 +11,7 @@ import pytest
 
 from hetero.floor.errors import ConfigError
 from hetero.session.config import Communication, load
-from hetero.session.config_here import available_protocols, choose_protocol
+from hetero.session.fleet import available_protocols, choose_protocol
 
 PRINTED = """\
 devices:
@@ -263,7 +263,7 @@ def test_auto_and_the_protocols_of_every_host_are_available() -> None:
 
 
 def test_rdma_without_an_adapter_says_what_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.session.config_here._INFINIBAND", tmp_path)
+    monkeypatch.setattr("hetero.session.fleet._INFINIBAND", tmp_path)
     with pytest.raises(ConfigError, match="'rdma' is not available: this host has no RDMA adapter") as caught:
         choose_protocol("rdma", "a.yaml")
     assert str(caught.value).startswith("a.yaml: communication.protocol:")
@@ -272,7 +272,7 @@ def test_rdma_without_an_adapter_says_what_is_here(tmp_path: Path, monkeypatch: 
 
 def test_rdma_with_an_adapter_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mlx5_0").mkdir()
-    monkeypatch.setattr("hetero.session.config_here._INFINIBAND", tmp_path)
+    monkeypatch.setattr("hetero.session.fleet._INFINIBAND", tmp_path)
     assert choose_protocol("rdma") == "rdma"
 
 
@@ -303,6 +303,6 @@ def test_the_isolation_of_a_device_goes_before_that_of_the_fleet() -> None:
 
 
 def test_nccl_without_a_driver_is_refused_before_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.session.config_here._NVIDIA", Path("/none"))
+    monkeypatch.setattr("hetero.session.fleet._NVIDIA", Path("/none"))
     with pytest.raises(ConfigError, match="'nccl' is not available: this host has no NVIDIA driver"):
         choose_protocol("nccl")

@@ -19,7 +19,7 @@ from hypothesis.extra.numpy import arrays
 
 import hetero
 import hetero.plan.policies as folder
-from hetero.cli import checks
+from hetero.cli import doctor
 from hetero.drive.sim import Program, SimHooks, SimTask, simulate
 from hetero.floor.errors import BadValueError
 from hetero.model.device import Device, DeviceType
@@ -388,7 +388,7 @@ def test_doctor_finds_what_the_kit_of_policies_refuses(
     point = EntryPoint(name, f"{__name__}:{made}", registry.GROUP)
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: (point,) if group == registry.GROUP else ())
     monkeypatch.setattr(registry, "entry_points", lambda group: (point,))
-    (finding,) = checks._extensions()
+    (finding,) = doctor._extensions()
     assert (finding.state, why in finding.found) == (state, True)
     if why and name not in registry.OURS:
         with pytest.raises(AssertionError, match=re.escape(why)):

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.graphs_contention import changes
 from hetero.catalog.load import find
-from hetero.cli.graph_whatif import answer
+from hetero.cli.graph import answer
 from hetero.floor.errors import HeteroError
 from hetero.graphs import comparison
 from hetero.graphs.check import faults

@@ -40,8 +40,8 @@ def check(
 
 def _checked(file: Path, set_: list[str], here: bool) -> dict[str, object]:
     from hetero.session.config import parse, read_file
-    from hetero.session.config_here import find_devices
     from hetero.session.config_yaml import lay_over
+    from hetero.session.fleet import find_devices
 
     tree = read_file(file)
     for setting in set_:

@@ -31,17 +31,17 @@ _GRAPH = GroupEntry(
     "Plan, simulate, compare and convert task graphs in files.",
     {
         "plan": CommandEntry(
-            "hetero.cli.graph_plan:plan",
+            "hetero.cli.graph:plan",
             "Plan a task graph, and say how far from the best possible the plan is.",
             old_options=only(OF_GRAPH, "--out", "--model", "--policy"),
         ),
         "simulate": CommandEntry(
-            "hetero.cli.graph_simulate:simulate",
+            "hetero.cli.graph:simulate",
             "Run a task graph in virtual time, by the code that runs programs.",
             old_options=only(OF_GRAPH, "--fleet", "--model"),
         ),
         "whatif": CommandEntry(
-            "hetero.cli.graph_whatif:whatif", "Compare what a task graph takes on its fleet and on another one."
+            "hetero.cli.graph:whatif", "Compare what a task graph takes on its fleet and on another one."
         ),
         "show": CommandEntry("hetero.cli.graph:show", "Show the tasks and edges of a graph, or of a run by its trace."),
         "convert": CommandEntry(
@@ -50,7 +50,7 @@ _GRAPH = GroupEntry(
             old_options=only(OF_GRAPH, "--fleet", "--out"),
         ),
         "check": CommandEntry(
-            "hetero.cli.graph_plan:check",
+            "hetero.cli.graph:check",
             "Check a plan of a task graph by code that knows no planner; exits 1 when it is not sound.",
         ),
         "schema": CommandEntry("hetero.cli.graph:schema", "Print the JSON Schema of hetero-graph/1."),
@@ -123,27 +123,27 @@ _CLUSTER = GroupEntry(
     "Make this host part of a cluster on Ray, and run programs there.",
     {
         "start": CommandEntry(
-            "hetero.cli.cluster_nodes:start",
+            "hetero.cli.cluster:start",
             "Start this host's part of a cluster, and say how the next host joins.",
             old_options={"--memory": OldOption("--object-store-memory")},
         ),
         "stop": CommandEntry(
-            "hetero.cli.cluster_nodes:stop",
+            "hetero.cli.cluster:stop",
             "End this host's part of the cluster: only what 'hetero cluster start' started.",
         ),
         "certificates": CommandEntry(
-            "hetero.cli.cluster_nodes:certificates", "Make the certificates that the hosts of a cluster share."
+            "hetero.cli.cluster:certificates", "Make the certificates that the hosts of a cluster share."
         ),
         "submit": CommandEntry(
-            "hetero.cli.cluster_jobs:submit",
+            "hetero.cli.cluster:submit",
             "Run a program on a cluster; it finds the devices of all hosts.",
             context=_SCRIPT,
         ),
-        "jobs": CommandEntry("hetero.cli.cluster_jobs:jobs", "List the jobs, the latest first."),
-        "logs": CommandEntry("hetero.cli.cluster_jobs:logs", "Show what the program of a job printed."),
-        "cancel": CommandEntry("hetero.cli.cluster_jobs:cancel", "Stop a job; one that is over stays as it ended."),
+        "jobs": CommandEntry("hetero.cli.cluster:jobs", "List the jobs, the latest first."),
+        "logs": CommandEntry("hetero.cli.cluster:logs", "Show what the program of a job printed."),
+        "cancel": CommandEntry("hetero.cli.cluster:cancel", "Stop a job; one that is over stays as it ended."),
         "serve": CommandEntry(
-            "hetero.cli.cluster_jobs:serve",
+            "hetero.cli.cluster:serve",
             "Start the job server of this host's head again, after it has ended; jobs go on without it and are found"
             " again.",
         ),
@@ -201,7 +201,7 @@ COMMANDS: Mapping[str, CommandEntry | GroupEntry] = {
         _MODELS,
     ),
     "train check": CommandEntry(
-        "hetero.cli.train_check:check",
+        "hetero.cli.launch:check",
         "Run a training script on one device and over several, and report where they part; exits 1 where they do.",
         _MODELS,
     ),

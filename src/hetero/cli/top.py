@@ -26,7 +26,7 @@ from hetero.floor.units import format_bytes, format_rate, format_seconds
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from hetero.session.open_runs import OpenRun
+    from hetero.session.run_server import OpenRun
     from hetero.session.snapshot import DeviceNow, Snapshot
 
 __all__ = ["SnapshotRates", "picture", "rates", "runs_table", "top"]
@@ -47,7 +47,7 @@ def top(
     A run is a program with an open hetero.Context, of the same user on this machine. Ctrl-C ends the view
     and not the run.
     """
-    from hetero.session.open_runs import find, open_runs
+    from hetero.session.run_server import find, open_runs
 
     if once or json:
         refuse_unused(context, ("name", "once", "json"), f"with {'--once' if once else '--json'}")
@@ -75,7 +75,7 @@ def _list(runs: tuple[OpenRun, ...], json: bool) -> None:
 
 
 def _print_json(run: OpenRun) -> None:
-    from hetero.session.open_runs import ask
+    from hetero.session.run_server import ask
 
     now = ask(run)
     flow = rates(now)
@@ -84,7 +84,7 @@ def _print_json(run: OpenRun) -> None:
 
 
 def _show_once(run: OpenRun) -> None:
-    from hetero.session.open_runs import ask
+    from hetero.session.run_server import ask
 
     now = ask(run)
     out = console()
@@ -95,7 +95,7 @@ def _show_live(run: OpenRun, interval_s: float) -> None:
     """Draw until the run ends, or the user has seen enough; the last picture stays on the terminal."""
     from rich.live import Live
 
-    from hetero.session.open_runs import RunGoneError, ask
+    from hetero.session.run_server import RunGoneError, ask
 
     out = console()
     seen = [ask(run)]

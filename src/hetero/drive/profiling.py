@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from hetero.drive.frame import Frame, current
+from hetero.engines.base import Function
 from hetero.floor import clock, platform
+from hetero.floor.errors import MissingPackageError
 from hetero.model.annotations import OperatorsRun
 
 if TYPE_CHECKING:
     import torch
     from torch.autograd.profiler_util import FunctionEvent
 
-__all__ = ["KEPT", "Profiled", "TorchProfile"]
+__all__ = ["KEPT", "Profiled", "Profiling", "TorchProfile"]
 
 KEPT = 2000
 """Slices that are told of one profile, the longest; the sums are over all."""
@@ -146,3 +149,38 @@ def _sums(events: Iterable[FunctionEvent]) -> Mapping[str, tuple[int, float]]:
         sums[each.name] = (calls + 1, seconds + own_us * 1e-6)
     longest = sorted(sums, key=lambda name: (-sums[name][1], name))[:_OPERATORS]
     return {name: sums[name] for name in longest}
+
+
+_MOST = 1024
+
+
+class Profiling:
+    """Gives the profiled version of each function, the same one for the same function.
+
+    Parameters
+    ----------
+    profiler : 'torch'
+
+    Raises
+    ------
+    BadValueError
+        torch is not installed.
+    """
+
+    def __init__(self, profiler: str) -> None:
+        if find_spec("torch") is None:
+            raise MissingPackageError(f"profile={profiler!r} needs torch", remedy="pip install 'hetero-core[torch]'")
+        self._known: dict[str, Function] = {}
+
+    def of(self, function: Function) -> Function:
+        """Return a function that is profiled where it runs Python."""
+        found = self._known.get(function.key)
+        if found is None:
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            parts = function.implementations.items()
+            implementations = {word: Profiled(each) if callable(each) else each for word, each in parts}
+            default = None if function.default is None else Profiled(function.default)
+            found = Function(f"{function.key}|profiled", function.name, default, implementations)
+            self._known[function.key] = found
+        return found

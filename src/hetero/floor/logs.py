@@ -15,9 +15,21 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any, BinaryIO, NamedTuple, TextIO
 
-__all__ = ["Forwarder", "Levels", "Replayer", "TaggedStream", "Where", "follow", "levels", "mark_records", "tag_output"]
+__all__ = [
+    "Forwarder",
+    "Levels",
+    "Replayer",
+    "TaggedStream",
+    "Where",
+    "follow",
+    "levels",
+    "mark_records",
+    "tag_output",
+    "warn_once",
+]
 
 Where = Callable[[], tuple[int | None, str]]
 """Tells the task that runs here, None for none, and the id of its device."""
@@ -353,3 +365,9 @@ def tag_output(where: Where) -> Callable[[], None]:
             sys.stderr = before[1]
 
     return end
+
+
+@cache
+def warn_once(line: str) -> None:
+    """Log a warning of hetero's own, the first time that it is given in this process."""
+    logging.getLogger("hetero").warning(line)

@@ -18,7 +18,7 @@ from hetero.model.commands import Fail
 from hetero.model.events import TaskFinished, TaskSubmitted
 from hetero.model.graph import TaskGraph, topological_order
 from hetero.session.context import Context
-from hetero.session.traced import trace_of
+from hetero.session.runs import trace_of
 
 __all__ = ["GraphView", "ShownTask", "graph", "view_of"]
 

@@ -17,7 +17,7 @@ from hetero.report.html import page
 from hetero.report.record import RunRecord
 from hetero.report.trace_reader import read_run
 from hetero.session.context import Context
-from hetero.session.traced import trace_of
+from hetero.session.runs import trace_of
 
 __all__ = ["Report", "report"]
 

@@ -1,12 +1,11 @@
 """A configuration: YAML, a dict, settings and arguments in; one frozen value out.
 
 In: what the user wrote, wherever. Out: `Config` in SI units, or one ConfigError that lists every mistake.
-It must not look for devices: whether a fleet is here is asked in `fleet` and `config_here`.
+It must not look for devices: whether a fleet is here is asked in `fleet`.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hetero.floor import settings
 from hetero.floor.documents import read_text
 from hetero.floor.errors import ConfigError, did_you_mean
+from hetero.floor.logs import warn_once
 from hetero.floor.script_runs import typed_options
 from hetero.floor.units import shown
 from hetero.session.config_yaml import Tree, copied, lay_over, lay_value, read_yaml, tree_of
@@ -134,7 +134,7 @@ def load(
     """
     command_line.heard = True
     for line in settings.misspelt():
-        _warn_once(line)
+        warn_once(line)
     _tell_beaten(source, set, arguments)
     if isinstance(source, Config):
         if not set and all(value is None for value in arguments.values()):
@@ -150,11 +150,6 @@ def load(
         _put(tree, arguments)
         _put_defaults(tree)
     return parse(tree)[0]
-
-
-@functools.cache
-def _warn_once(line: str) -> None:
-    _log.warning(line)
 
 
 def _tell_beaten(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Unpack
 
 from hetero.drive.frame import KEPT_MARK, current
+from hetero.drive.profiling import Profiling
 from hetero.engines.base import Call, ItemRef, Nest, NodeUsage
 from hetero.floor.deprecation import Moved, moved_keywords, renamed_keywords
 from hetero.floor.errors import BadValueError, HeteroError, SerialisationError
@@ -31,7 +32,6 @@ from hetero.session.callbacks import Callbacks
 from hetero.session.futures import Future, R, bind, refuse_held
 from hetero.session.identity import call_identity, value_identity
 from hetero.session.options import ContextOptions, Fleet, LeaseOptions, shows_lease_options
-from hetero.session.profiling import Profiling
 from hetero.session.requests import limited
 from hetero.session.run_server import publish
 from hetero.session.sharing import Sharing
@@ -725,7 +725,7 @@ class Context(AsyncTwins):
         args: tuple[object, ...],
         kwargs: Mapping[str, object],
     ) -> NoReturn:
-        from hetero.session.blame import blamed
+        from hetero.session.tasks import blamed
 
         raise blamed(error, task, args, kwargs) from error
 

@@ -1,41 +1,53 @@
-"""The fleet: which devices this host has, and which of them a program uses.
+"""The fleet: which devices this host has, which of them a program uses, and where they stand.
 
-In: probes, a fleet written in one line, entries of a configuration. Out: devices, and notes for people.
+In: probes, a fleet written in one line, a configuration, a topology. Out: devices, a protocol, notes for people; or one
+ConfigError that lists everything that is absent.
 It must not open a device in this process, nor use a simulated one that nobody named.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetero.backends import probe, registry
 from hetero.backends.base import Found
 from hetero.backends.probe import found_from, found_to
+from hetero.backends.registry import kinds
 from hetero.floor.clock import wall_time_s
 from hetero.floor.errors import BadValueError, ConfigError
-from hetero.model.device import Device
+from hetero.floor.logs import warn_once
+from hetero.model.device import KINDS, Device, DeviceType
+from hetero.model.topology import Topology
 from hetero.session.disk_cache import DiskCache, backend_key, digest
 from hetero.session.fleet_build import Builder, DeviceEntry, Wanted, names_with_host, parse_spec, picked, refuse_absent
 from hetero.session.fleet_speed import measure, status, topology
 
 if TYPE_CHECKING:
     from hetero.floor.documents import JsonObject
+    from hetero.model.fabric import Fabric, FabricPart
+    from hetero.session.config import Config
 
 __all__ = [
     "DeviceEntry",
+    "available_protocols",
     "build",
     "choose",
+    "choose_protocol",
+    "devices_of",
+    "find_devices",
     "from_spec",
     "measure",
+    "placed",
     "remarks",
     "status",
     "survey",
     "topology",
+    "why_absent",
 ]
 
 _log = logging.getLogger("hetero")
@@ -197,7 +209,7 @@ def from_spec(spec: str) -> tuple[Device, ...]:
     builder = Builder(found, choose(found)[0])
     read, warnings = builder.understood(wanted)
     for line in warnings:
-        _warn_once(line)
+        warn_once(line)
     for one in read:
         if isinstance(one.id, int) and one.id > 1:
             _log.info(
@@ -208,11 +220,6 @@ def from_spec(spec: str) -> tuple[Device, ...]:
         if absent:
             raise BadValueError(f"{one.text!r} is absent: {absent}", remedy=f"here: {_here()}")
     return tuple(device for devices, _ in made for device in devices)
-
-
-@functools.cache
-def _warn_once(line: str) -> None:
-    _log.warning(line)
 
 
 def _here() -> str:
@@ -285,3 +292,186 @@ def _adjusted(device: Device, entry: DeviceEntry, notes: list[str]) -> Device:
     )
     emulated = entry.link_bytes_per_s > 0.0 or entry.link_latency_s > 0.0
     return replace(device, memory_node=f"{device.id}.mem") if emulated else device
+
+
+_INFINIBAND = Path("/sys/class/infiniband")
+_NVIDIA = Path("/proc/driver/nvidia")
+
+
+def why_absent(protocol: str) -> str:
+    """Return why a protocol cannot be used on this host, '' when it can."""
+    if protocol == "rdma":
+        return _why_no_rdma(_INFINIBAND)
+    if protocol == "nccl":
+        return _why_no_nccl()
+    return ""
+
+
+def _why_no_rdma(folder: Path) -> str:
+    adapters = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    return "" if adapters else f"this host has no RDMA adapter ({folder} is empty or missing)"
+
+
+def _why_no_nccl() -> str:
+    import importlib.util
+
+    if not _NVIDIA.exists():
+        return f"this host has no NVIDIA driver ({_NVIDIA} is missing)"
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
+    import torch
+
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} sees no CUDA device"
+    return "" if torch.distributed.is_nccl_available() else f"torch {torch.__version__} is built without NCCL"
+
+
+def available_protocols() -> tuple[str, ...]:
+    """Return the protocols that work on this host, the usual first."""
+    return tuple(name for name in ("shared_memory", "tcp", "rdma", "nccl") if not why_absent(name))
+
+
+def choose_protocol(protocol: str, source: str = "") -> str:
+    """Return the protocol to use; 'auto' is shared memory, since all devices are on one host.
+
+    Parameters
+    ----------
+    protocol : 'auto', 'shared_memory', 'tcp', 'rdma' or 'nccl'
+    source : the configuration's name, for the message
+
+    Raises
+    ------
+    ConfigError
+        The protocol needs hardware that is not here.
+
+    Examples
+    --------
+    >>> choose_protocol("auto"), choose_protocol("tcp")
+    ('shared_memory', 'tcp')
+    """
+    if protocol == "auto":
+        return "shared_memory"
+    reason = why_absent(protocol)
+    if reason:
+        place = f"{source}: " if source else ""
+        here = ", ".join(("auto", *available_protocols()))
+        raise ConfigError(
+            f"{place}communication.protocol: {protocol!r} is not available: {reason}", remedy=f"available here: {here}"
+        )
+    return protocol
+
+
+def find_devices(config: Config, notes: list[str] | None = None) -> tuple[Device, ...]:
+    """Return the devices of this host that a configuration names.
+
+    Parameters
+    ----------
+    config : whose devices, spec, isolation and protocol count
+    notes : lines for people are added to it: what was left out, and why
+
+    Raises
+    ------
+    ConfigError
+        Something that is not optional is absent: every such device, and the protocol, with what would work here.
+    BadValueError
+        A device of a fleet in one line is absent.
+    """
+    trouble = None
+    try:
+        choose_protocol(config.communication.protocol, config.source)
+    except ConfigError as error:
+        trouble = error
+    try:
+        devices = _devices(config, notes)
+    except ConfigError as error:
+        raise (error if trouble is None else _both(error, trouble)) from None
+    if trouble is not None:
+        raise trouble
+    return devices
+
+
+def _devices(config: Config, notes: list[str] | None) -> tuple[Device, ...]:
+    if config.devices is not None:
+        return build(config.devices, notes)
+    devices = from_spec(config.spec) if config.spec else build((), notes)
+    isolation = config.isolation
+    return devices if isolation is None else tuple(replace(device, isolation=isolation) for device in devices)
+
+
+def _both(absent: ConfigError, protocol: ConfigError) -> ConfigError:
+    problem = f"{absent.problem}; {protocol.problem}"
+    return ConfigError(problem, remedy=f"{absent.remedy}\ncommunication:\n  protocol: auto")
+
+
+def placed(
+    devices: str | Sequence[Device] | None, topology: Topology | Fabric | str | Path | None
+) -> tuple[tuple[Device, ...], Topology]:
+    """Return devices with the topology that they stand in.
+
+    Parameters
+    ----------
+    devices : a fleet in one line, devices, or None for those that the topology names, else those that a Context takes
+    topology : links between memories, a fabric, a file of either kind that `hetero.cluster.topology` reads, or None for
+        what this host tells
+
+    Raises
+    ------
+    BadValueError
+        The topology names none of the devices.
+    """
+    from hetero.session.config import load
+
+    fabric = _fabric(topology)
+    if devices is None and fabric is not None:
+        found = devices_of(fabric)
+    elif isinstance(devices, str):
+        found = from_spec(devices)
+    else:
+        found = find_devices(load()) if devices is None else tuple(devices)
+    if isinstance(topology, Topology):
+        return found, topology
+    if fabric is None:
+        from hetero.backends.topology_system import fabric_here
+
+        return found, Topology(fabric=fabric_here(found))
+    if not any(fabric.has(device.id) for device in found):
+        names = ", ".join(part.id for part in fabric.devices[:4])
+        raise BadValueError(
+            f"the topology names {names}, and no device of the pool", remedy="name devices in both alike"
+        )
+    return found, Topology(fabric=fabric)
+
+
+def _fabric(given: Topology | Fabric | str | Path | None) -> Fabric | None:
+    if isinstance(given, str | Path):
+        from hetero.backends.topology_files import read_topology
+
+        return read_topology([Path(given)])
+    return given.fabric if isinstance(given, Topology) else given
+
+
+def devices_of(fabric: Fabric) -> tuple[Device, ...]:
+    """Return the devices of a fabric, as a pool takes them.
+
+    Examples
+    --------
+    >>> from hetero.model.fabric import Fabric, FabricPart
+    >>> [device.kind for device in devices_of(Fabric((FabricPart("h0/cuda:0", "device", host="h0"),)))]
+    ['cuda']
+    """
+    return tuple(_device(part) for part in fabric.devices)
+
+
+def _device(part: FabricPart) -> Device:
+    label = part.id.rpartition("/")[2].partition(":")[0]
+    kind = kinds().get(label, KINDS["null"])
+    return Device(
+        part.id,
+        kind.name,
+        DeviceType(kind.type),
+        kind.name,
+        name=part.name,
+        memory_node=part.id,
+        rack=part.rack,
+        simulated=True,
+    )

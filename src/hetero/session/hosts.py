@@ -15,8 +15,8 @@ from hetero.floor import settings
 from hetero.floor.errors import BadValueError, ConfigError, HeteroError
 from hetero.model.device import HOST_NODE, Device
 from hetero.model.topology import Link, Topology
-from hetero.session.config_here import find_devices
 from hetero.session.disk_cache import DiskCache
+from hetero.session.fleet import find_devices
 from hetero.session.fleet_build import names_with_host
 
 if TYPE_CHECKING:

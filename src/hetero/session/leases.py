@@ -548,7 +548,7 @@ class Pool(LeasingPool):
     def __init__(
         self, devices: str | Sequence[Device] | None = None, topology: Topology | Fabric | str | Path | None = None
     ) -> None:
-        from hetero.session.placed import placed
+        from hetero.session.fleet import placed
 
         self._own = _OwnLeases(LeasePool(*placed(devices, topology)))
         super().__init__(self._own.backend)

@@ -6,7 +6,6 @@ It must not wait for workers: they start while the program goes on.
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +21,14 @@ from hetero.engines.shared.messages import Transport
 from hetero.floor import logs, settings
 from hetero.floor.clock import JOIN_S, TraceSink, WallClock
 from hetero.floor.errors import HeteroError, HistoryError
+from hetero.floor.logs import warn_once
 from hetero.model.annotations import DeviceSampled
 from hetero.plan.performance.cost_model import CostModel
 from hetero.plan.policies import registry
 from hetero.plan.policies.base import Policy, traits
 from hetero.session import fleet, hosts
-from hetero.session.config_here import choose_protocol
 from hetero.session.debug_log import DebugLog, TaskCounts, WatchedPolicy, joined, log_to_stderr, tell_devices
+from hetero.session.fleet import choose_protocol
 from hetero.session.fleet_speed import remembered, status_of
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class _History:
         try:
             return cls(cost, devices)
         except HistoryError as error:
-            _warn_once(f"{error.problem}: nothing is remembered of this run ({error.remedy})")
+            warn_once(f"{error.problem}: nothing is remembered of this run ({error.remedy})")
             return None
 
     def keep(self, absent: Mapping[str, Mapping[tuple[str, str, str], str]]) -> None:
@@ -203,12 +203,7 @@ class _History:
                 for (_, python, label), message in where.items()
             )
         except HistoryError as error:
-            _warn_once(f"{error.problem}: nothing is remembered of this run ({error.remedy})")
-
-
-@functools.cache
-def _warn_once(line: str) -> None:
-    _log.warning(line)
+            warn_once(f"{error.problem}: nothing is remembered of this run ({error.remedy})")
 
 
 def _policy(name: str | None, devices: tuple[Device, ...]) -> tuple[Policy, str]:

@@ -1,6 +1,7 @@
-"""The runs of this process: the Contexts that are open, and what a run without a name leaves on disk.
+"""The runs of this process: the Contexts that are open, their traces, and what a run without a name leaves on disk.
 
-In: Contexts. Out: keys of checkpoints. It must not touch the checkpoints of a run that has a name or goes on.
+In: Contexts. Out: keys of checkpoints, paths of traces. It must not touch the checkpoints of a run that has a name or
+goes on.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ if TYPE_CHECKING:
     from hetero.session.config import Config
     from hetero.session.context import Context
 
-__all__ = ["forget_runs", "open_contexts", "opened", "refuse_inside_a_task", "unnamed_run", "with_own_trace"]
+__all__ = [
+    "forget_runs",
+    "open_contexts",
+    "opened",
+    "refuse_inside_a_task",
+    "trace_of",
+    "unnamed_run",
+    "with_own_trace",
+]
 
 _contexts: weakref.WeakSet[Context] = weakref.WeakSet()
 _traced = itertools.count(1)
@@ -109,3 +118,25 @@ def forget_runs(own: str) -> None:
             from hetero.drive.checkpoints import clear
 
             clear(key)
+
+
+def trace_of(run: Context | str | Path) -> str | Path:
+    """Return the path of a run's trace.
+
+    Parameters
+    ----------
+    run : a Context that was opened with `trace=`, or the path of a trace
+
+    Raises
+    ------
+    BadValueError
+        The Context writes no trace.
+    """
+    from hetero.session.context import Context
+
+    if not isinstance(run, Context):
+        return run
+    if run.config.trace is None:
+        raise BadValueError("this Context writes no trace", remedy="open it with hetero.Context(trace=FILE)")
+    run.flush_trace()
+    return run.config.trace

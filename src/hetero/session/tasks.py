@@ -1,13 +1,13 @@
 """Tasks: functions with what they ask of a device, as `@hetero.task` makes them.
 
-In: a function or a kernel, and options. Out: a callable that a Context can submit.
-It must not start anything: a task knows no fleet until it is submitted.
+In: a function or a kernel, and options. Out: a callable that a Context can submit. It must not start anything: a task
+knows no fleet until it is submitted. Where a call cannot travel, `blamed` says which part.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from inspect import Parameter
 from types import FunctionType
@@ -24,7 +24,7 @@ from hetero.session.requests import TaskOptions, build_request, check_word, chec
 if TYPE_CHECKING:
     from hetero.backends.base import Kernel
 
-__all__ = ["TaskFunction", "as_task", "judged_by_caller", "task"]
+__all__ = ["TaskFunction", "as_task", "blamed", "judged_by_caller", "task"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -307,3 +307,48 @@ def as_task(function: object) -> TaskFunction[..., object]:
         if isinstance(function, FunctionType):  # others have a new source each time, which a cycle would keep
             source.plain_task = made
     return made
+
+
+def blamed(
+    error: SerialisationError, task: TaskFunction[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> SerialisationError:
+    """Return the error with the name of the part that cannot be pickled; as it was when none is found."""
+    for name, value in _parts(task, args, kwargs):
+        reason = _reason(value)
+        if reason:
+            return SerialisationError(f"{name} cannot travel to a worker: {reason}", remedy=_remedy(name))
+    return error
+
+
+def _parts(
+    task: TaskFunction[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> Iterator[tuple[str, object]]:
+    plain = task.source.callable
+    yield f"the function {task.name}", task.source.shipped or plain
+    for word, code in task.source.implementations.items():
+        yield f"the {word} implementation of {task.name}", code
+    for number, value in enumerate(args, start=1):
+        yield f"argument {number} of {task.name} (a {type(value).__name__})", value
+    for word, value in kwargs.items():
+        yield f"argument {word}= of {task.name} (a {type(value).__name__})", value
+
+
+def _reason(value: object) -> str:
+    import cloudpickle
+
+    from hetero.session.futures import Future
+
+    if isinstance(value, Future):
+        return ""
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:  # noqa: BLE001  pickling runs users' code
+        problem = error.problem if isinstance(error, SerialisationError) else str(error)
+        return (problem.splitlines() or [type(error).__name__])[0]
+    return ""
+
+
+def _remedy(name: str) -> str:
+    if name.startswith("argument"):
+        return "give what it was made from and make it inside the task"
+    return "make what it uses inside the function, or give it as an argument"

@@ -562,6 +562,34 @@ def batches_of_every_form() -> None:
         told("forms", size(model))
 
 
+def sums_of_data_that_nobody_cuts() -> None:
+    """Steps on a memory of samples, before, between and after those on batches: of a sum of them, by one reduction."""
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.002)
+    loader = DataLoader(TensorDataset(*classes()), 14)
+    model, optimizer, loader = fleet.prepare(model, optimizer, loader)
+    memory = classes(9)
+    for epoch in range(3):
+        for step, (inputs, targets) in enumerate(loader):
+            if epoch and step % 2:
+                loss = F.cross_entropy(model(memory[0] + 0), memory[1], reduction="sum")
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                told("memory", loss)
+            loss = F.cross_entropy(model(inputs * 2 if step % 3 else inputs), targets, reduction="sum")
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            told("batch", loss)
+        chosen = torch.randint(0, 3, (9,))
+        loss = -(F.log_softmax(model(memory[0]), 1)[range(9), chosen] * memory[0][:, 0]).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        told("reward", loss, size(model))
+
+
 torch.manual_seed(7)
 np.random.seed(7)
 for each in sys.argv[1:]:

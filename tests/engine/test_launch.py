@@ -66,7 +66,7 @@ ALL = [
     "the_batch_in_the_second_dimension", "recurrent_networks_with_dropout", "norms_penalties_and_overflow",
     "batches_of_every_form", "a_last_batch_of_one_row_and_normalised_positions", "penalties_beside_two_means",
     "embeddings_of_bounded_norm", "numbers_drawn_for_no_rows",
-    "losses_of_which_a_multiple_goes_backward", "losses_of_two_heads",
+    "losses_of_which_a_multiple_goes_backward", "losses_of_two_heads", "sums_of_data_that_nobody_cuts",
 ]  # fmt: skip
 LATER = [
     "dropout_schedule_and_clipping", "padding_and_dropout", "the_batch_in_the_second_dimension",

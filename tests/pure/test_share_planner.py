@@ -406,6 +406,22 @@ def test_looking_whether_a_device_pays_costs_few_steps_where_it_clearly_does() -
     assert not set(alone) & set(range(24, 64))
 
 
+@pytest.mark.parametrize(("exchange_s", "others", "members"), [(0.13, 1, 1), (0.11, 1, 2), (0.13, 2, 3)])
+def test_an_exchange_longer_than_a_step_of_one_device_ends_it_within_ten_steps(
+    exchange_s: float, others: int, members: int
+) -> None:
+    """Of three, the two that are near each other may still pay, so those are tried."""
+    loop = Loop([(0.0, 0.001)] * (1 + others), exchange_s)
+    assert sum(1 for each in loop.run(10) if each) == members
+
+
+def test_one_short_exchange_among_long_ones_leaves_nobody_out_early() -> None:
+    loop = Loop([(0.0, 0.001)] * 2, 0.13)
+    for step in range(12):
+        loop.exchange_s = 0.01 if step % 4 == 3 else 0.13
+        assert all(loop.step())
+
+
 def test_nobody_is_left_out_while_a_loop_needs_all() -> None:
     loop = Loop([(0.0, 1e-5), (0.0, 3e-5)], 5e-4)
     for _ in range(60):

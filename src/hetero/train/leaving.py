@@ -95,6 +95,11 @@ class BatchOrder:
         """See above."""
         return len({rows.count / rows.whole for rows in self._met}) > 1
 
+    @property
+    def is_given(self) -> bool:
+        """Return whether a model was given a batch that was handed out, since the last backward pass."""
+        return any(one.newer is not None for one in self._open.values())
+
     def handed(self, source: object, rows: Rows) -> None:
         """Record that a batch was handed out."""
         for each in [each for each, one in self._open.items() if one.is_over and (each == source or one.newer is None)]:

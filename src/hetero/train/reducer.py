@@ -508,6 +508,11 @@ class Reducer:
                     remedy="call backward for each of them, or give --shares equal and batches of equal size",
                 )
             )
+        if is_divided and self._may_be_whole(terms, way):
+            if self._is_same_in_all(loss):
+                is_divided = none = False
+            elif len(way) == 1:
+                way = ["sum"]
         totals = list(own)
         self._count, self._totals = None, []
         if len(own) == 1 and own[0] == own[0] and is_divided and self._syncs and not self._pending:
@@ -528,6 +533,21 @@ class Reducer:
             known[meaning] if meaning in known else (0.0 if none or not total else count / total)
             for meaning, count, total in zip(way, own, totals, strict=True)
         ]
+
+    def _may_be_whole(self, terms: Sequence[Term], way: Sequence[Meaning]) -> bool:
+        """Return whether a loss has a sum that counts otherwise where it is of data that nobody has cut."""
+        is_known = self._processes.has_check or self._batches.order.is_given
+        sums = [term.meanings[0] == "sum" for term in terms]
+        return not is_known and ("sum" in way or (len(terms) == 1 and sums[0] and way[0] == "once"))
+
+    def _is_same_in_all(self, loss: Tensor) -> bool:
+        """Return whether all processes have computed the same loss, to the last bit: of the same data, then."""
+        table = torch.zeros(self._processes.world, dtype=torch.float64)
+        table[self._processes.rank] = float(loss.detach()) if loss.numel() == 1 else math.nan
+        with self._processes.ended_together():
+            self._processes.all_reduce(table)
+        found = {float(table[rank]) for rank in self._processes.members}
+        return len(found) == 1 and found != {0.0}
 
     def _compare_counts(self, terms: Sequence[Term], way: Sequence[Meaning], loss: Tensor) -> None:
         """Refuse what is divided by more, or less, in the parts than in the whole batch, however little."""

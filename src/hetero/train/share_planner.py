@@ -31,6 +31,8 @@ _SHOWN_BEFORE_LEAVING = 2
 _LOOK_LATER = 4
 _WORTH_A_TRIAL = 1.3
 _WORTH_OTHERS_FRAC = 0.02
+_TALKS = 4
+_TALKS_TOO_LONG = 1.2
 
 
 class SharePlanner:
@@ -250,7 +252,8 @@ class LearnedShares:
     step would take it no longer alone, steps with the shares as they were and such steps take turns once more, as other
     programs may have been in the way of either; the second time the others are left out, for good. A trial of which the
     first steps all take longer ends with them. A device that stays is tried again after twice as many steps, four times
-    as many where all of them took longer.
+    as many where all of them took longer. Nothing is tried where each of several exchanges between two processes took
+    longer than a whole step takes one of them alone, as over a slow link.
 
     Examples
     --------
@@ -266,6 +269,7 @@ class LearnedShares:
         self._own: dict[int, list[float]] = {}
         self._steps_s: deque[float] = deque(maxlen=_STEPS_KEPT)
         self._rests_s: deque[tuple[float, float]] = deque(maxlen=_STEPS_KEPT)
+        self._talks: deque[tuple[float, float]] = deque(maxlen=_TALKS)
         self._busy_s: Sequence[float] = ()
         self._settled: tuple[int, ...] = ()
         self._trial: tuple[int, ...] = ()
@@ -309,6 +313,9 @@ class LearnedShares:
             self._time(before, busy_before)
         if self._trial:
             return self._after_trial(may_leave=may_leave)
+        if may_leave and self._talks_too_long():
+            self.shared = counts
+            return self._settle((sum(counts), *[0] * (len(self._seen) - 1)))
         if self._steps - 1 in _LEARN_AT or not self._steps % _LEARN_EVERY:
             better = self._shared_better(counts)
             if better is not None:
@@ -349,8 +356,24 @@ class LearnedShares:
         self._tried += before.counts == self._trial
         if before.counts == self._settled:
             rest_s = before.own_s - busy_s[0]
+            talking_s = before.step_s - max(busy_s) - rest_s
             self._steps_s.append(before.step_s)
-            self._rests_s.append((rest_s, before.step_s - max(busy_s) - rest_s))
+            self._rests_s.append((rest_s, talking_s))
+            if before.counts[0]:
+                self._talks.append((talking_s, rest_s + busy_s[0] / before.counts[0] * sum(before.counts)))
+
+    def _talks_too_long(self) -> bool:
+        """Return whether two processes exchange for longer than one computes, even at its slowest of the last steps.
+
+        What it would take alone is estimated as if all of it depended on the samples, which is too long.
+        """
+        if len(self._talks) < _TALKS or sum(map(bool, self._settled)) != 2:
+            return False
+        alone_s = max(alone_s for _, alone_s in self._talks)
+        if min(talking_s for talking_s, _ in self._talks) <= alone_s * _TALKS_TOO_LONG:
+            return False
+        self.together_s, self.alone_s = median(self._steps_s), alone_s
+        return True
 
     def _settle(self, counts: tuple[int, ...]) -> tuple[int, ...]:
         self._settled = counts

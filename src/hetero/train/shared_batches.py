@@ -350,6 +350,11 @@ class SharedBatches:
         self._by_split, self.draws.folded, self.draws.dim = True, False, dim
         return self.place(own)
 
+    @property
+    def is_alone(self) -> bool:
+        """Return whether nobody else has rows of the batches any more."""
+        return self._processes.is_alone
+
     def rows_for(self, shares: Sequence[float], samples: int) -> Rows:
         """Return this process's rows of a batch of so many samples."""
         if self._processes.checks or self._processes.is_alone:

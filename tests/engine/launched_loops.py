@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -168,22 +169,22 @@ def a_closure() -> None:
 
 
 def accumulated_with_hooks() -> None:
-    model = nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 3))
-    model[1].weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
-    optimizer = torch.optim.SGD(model.parameters(), 0.5)
-    model, optimizer = fleet.prepare(model, optimizer)
-    for step in range(4):
-        optimizer.zero_grad(set_to_none=step % 2 == 0)
-        for part in range(3):
-            inputs, targets = fleet.split(torch.randint(0, 11, (12, 5)), torch.randint(0, 3, (12, 5)))
-            loss = F.cross_entropy(model(inputs).view(-1, 3), targets.reshape(-1)) / 3
-            if part < 2 and step > 1:
-                with fleet.no_sync():
-                    loss.backward()
-            else:
-                loss.backward()
-        optimizer.step()
-    told("accumulated", size(model))
+    for is_hooked in (True, False):
+        model = nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 3))
+        if is_hooked:
+            model[1].weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+        optimizer = torch.optim.SGD(model.parameters(), 0.5)
+        model, optimizer = fleet.prepare(model, optimizer)
+        for step in range(4):
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+            for part in range(3):
+                inputs, targets = fleet.split(torch.randint(0, 11, (12, 5)), torch.randint(0, 3, (12, 5)))
+                loss = F.cross_entropy(model(inputs).view(-1, 3), targets.reshape(-1))
+                with fleet.no_sync() if part < 2 and step > 1 else nullcontext():
+                    (loss / 3).backward()
+                told("accumulating", loss)
+            optimizer.step()
+        told("accumulated", size(model))
 
 
 def batch_norm_and_evaluation() -> None:

@@ -305,8 +305,8 @@ class Reducer:
             retain = bool(options.get("retain_graph")) or again
             self._run(loss, terms, way, {**options, "retain_graph": retain})
             if not self._syncs:
-                self._ways.setdefault(signature, way)
-                return
+                self._add_up_loss(loss)
+                break
             with self._processes.ended_together():
                 self._reduce(loss)
                 last = number + 1 == len(ways)
@@ -335,6 +335,16 @@ class Reducer:
         if self.loss is not None and not loss.is_leaf:
             self._read_later.append((loss, self.loss))
         self._make_whole(is_kept=bool(options.get("retain_graph")))
+
+    def _add_up_loss(self, loss: Tensor) -> None:
+        """Add up the loss and its parts over the processes, where the gradients are kept for a later pass."""
+        is_known = self._factor is not None and loss.numel() == 1
+        value = float(loss.detach()) * self._factor if self._factor and is_known else 0.0
+        row = torch.tensor([value, float(not is_known), *self._parts_told()], dtype=torch.float64)
+        with self._processes.ended_together():
+            self._processes.all_reduce(row)
+        whole, unknown, *self._whole_parts = row.tolist()
+        self.loss = None if unknown else whole
 
     def _make_whole(self, *, is_kept: bool) -> None:
         """Set the last loss, and the parts that it was made of, to what they are for the whole batch.

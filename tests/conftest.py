@@ -23,6 +23,7 @@ import pytest
 from hetero.floor import settings
 from hetero.floor.platform import describe_exit
 from tests.needs import PARTS, PROJECT, import_or_fail, in_ci
+from tests.startup import sitecustomize
 
 os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for each other spin: 20 times the time on a loaded machine
 GOLDEN = PROJECT / "tests" / "golden"
@@ -100,12 +101,16 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Yield the tests a home of their own, none of the developer's switches, and the core's invariants checked."""
+    """Yield the tests a home of their own, none of the developer's switches, and the core's invariants checked.
+
+    Every process that they start does what `tests/startup/sitecustomize.py` says, as this one does.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name in {switch.name for switch in settings.SWITCHES} - KEPT_SWITCHES:
             patch.delenv(name, raising=False)
         home = tmp_path_factory.mktemp("hetero-home")
         patch.setenv("HETERO_HOME", str(home))
+        patch.setenv("PYTHONPATH", str(Path(sitecustomize.__file__).parent), prepend=os.pathsep)
         patch.setenv("HETERO_CHECK", os.environ.get("HETERO_CHECK", "1"))
         yield home
 

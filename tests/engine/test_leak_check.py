@@ -65,3 +65,24 @@ def test_a_process_of_the_runner_that_dies_ends_the_run_and_its_test_is_named(tm
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=250, check=False)
     assert "was killed by SIGKILL while it ran test_killed.py::test_dies" in done.stdout
     assert done.returncode == 3
+
+
+STEPS = """
+import sys, torch
+weight = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([weight], 0.5)
+(2 * weight).backward(torch.ones(2))
+optimizer.step()
+print(weight.tolist(), {"torch._dynamo", "torch.fx.experimental.symbolic_shapes"} & set(sys.modules))
+try:
+    (2 * weight).backward(torch.ones(3))
+except RuntimeError as error:
+    print("Mismatch in shape" in str(error))
+print(torch.compile(lambda: optimizer.step(), backend="eager")(), weight.tolist())
+"""
+
+
+def test_a_step_of_torch_in_a_process_of_the_tests_loads_no_compiler_before_one_is_called() -> None:
+    pytest.importorskip("torch")
+    done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, timeout=250, check=True)
+    assert done.stdout.splitlines() == ["[0.0, 0.0] set()", "True", "None [-1.0, -1.0]"]

@@ -275,6 +275,7 @@ def test_cpythons_own_tests_of_a_process_pool_pass_but_those_of_private_attribut
     assert "46 tests, 13 left out for a private attribute" in done.stdout
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_joblibs_own_tests_of_loops_pass_but_those_of_loky_itself(tmp_path: Path) -> None:

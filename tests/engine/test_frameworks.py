@@ -140,6 +140,7 @@ def test_a_function_of_jax_that_mixes_samples_is_refused_by_name(tmp_path: Path)
         started(tmp_path, HERE / "launched_jax.py", "mixed")
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_a_function_of_jax_that_mixes_samples_later_is_refused_by_its_call(tmp_path: Path) -> None:
     pytest.importorskip("jax")

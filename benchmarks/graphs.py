@@ -35,8 +35,8 @@ from hetero.model.schedule import Schedule
 from hetero.model.topology import Link, MemoryNode, Topology
 from hetero.plan.bounds.graph import area_bound
 from hetero.plan.graph_search.combined import search
+from hetero.plan.graph_search.exact_search import ExactLimits, improve
 from hetero.plan.graph_search.portfolio import portfolio
-from hetero.plan.graph_search.windows import ExactLimits, improve
 from hetero.plan.planners.heuristics import PLANNERS, planner
 from hetero.plan.problem import Problem, problem_of
 

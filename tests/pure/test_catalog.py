@@ -13,10 +13,10 @@ import yaml
 from typer.testing import CliRunner
 
 from hetero.catalog import load
-from hetero.catalog.check import device_problems, model_problems, source_problems
 from hetero.catalog.values import DeviceSpec, Price
 from hetero.cli.main import app
 from hetero.floor.errors import BadValueError
+from tests.catalog_checks import device_problems, model_problems, source_problems
 from tests.needs import data_folder
 
 LISTED = (

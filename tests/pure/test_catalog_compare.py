@@ -71,7 +71,7 @@ def test_a_chart_is_written_where_matplotlib_is(tmp_path: Path) -> None:
 
 
 def test_a_chart_without_matplotlib_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(BadValueError, match=r"needs matplotlib.*hetero-core\[plot\]"):
         chart(compare([find("H100-SXM")]), tmp_path / "chart.png")
 

@@ -19,7 +19,7 @@ from hetero.model.topology import Link, MemoryNode, Topology
 from hetero.plan.graph_search.clustering import clusterings, parts_of_fleet
 from hetero.plan.graph_search.contended import ContendedAnnealing, contended_search
 from hetero.plan.graph_search.contended_kernels import NOW, walk_contended
-from hetero.plan.graph_search.exact_links import improve_linked
+from hetero.plan.graph_search.exact_search import improve_linked
 from hetero.plan.planners.contention import channels_of, contended_schedule, least_transfers
 from hetero.plan.planners.heuristics import PLANNERS
 from hetero.plan.problem import problem_of

@@ -20,9 +20,9 @@ from hetero.plan.bounds.graph import area_bound, critical_path_bound, grain, lea
 from hetero.plan.graph_search.annealing import Annealing, Hopping, Recreation
 from hetero.plan.graph_search.combined import BestSchedule, search
 from hetero.plan.graph_search.evolution import Evolution
+from hetero.plan.graph_search.exact_search import ExactLimits, improve
 from hetero.plan.graph_search.justification import Justification
 from hetero.plan.graph_search.portfolio import portfolio
-from hetero.plan.graph_search.windows import ExactLimits, improve
 from hetero.plan.planners.heuristics import PLANNERS, planner
 from hetero.plan.planners.list_scheduling import list_schedule, order_of, timed_schedule
 from hetero.plan.planners.ranks import RANKS, by_rank, downward_rank, optimistic_costs, rank, upward_rank

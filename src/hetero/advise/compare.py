@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hetero.catalog.values import DeviceSpec
-from hetero.floor.errors import BadValueError, MissingPackageError, did_you_mean
+from hetero.floor.errors import BadValueError, did_you_mean
+from hetero.floor.extras import need
 from hetero.floor.files import output_picture
 
 __all__ = ["MEASURES", "ComparisonRow", "best_for", "chart", "compare"]
@@ -166,14 +167,10 @@ def chart(rows: Sequence[ComparisonRow], path: Path) -> None:
     BadValueError
         matplotlib is absent, or the file cannot be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingPackageError(
-            "a chart needs matplotlib, which is not installed",
-            remedy="pip install 'hetero-core[plot]', or leave --output out",
-        ) from error
+    need("matplotlib", "a chart")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(12, 1.6 + 0.9 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 3, squeeze=False).ravel()

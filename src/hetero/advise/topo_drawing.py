@@ -8,7 +8,8 @@ from __future__ import annotations
 from math import log10
 from pathlib import Path
 
-from hetero.floor.errors import BadValueError, MissingPackageError
+from hetero.floor.errors import BadValueError
+from hetero.floor.extras import need
 from hetero.floor.files import output_picture
 from hetero.floor.units import format_rate
 from hetero.model.fabric import Fabric, FabricPart
@@ -81,14 +82,10 @@ def draw(fabric: Fabric, path: Path) -> None:
     BadValueError
         matplotlib is absent, or the file cannot be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingPackageError(
-            "a picture needs matplotlib, which is not installed",
-            remedy="pip install 'hetero-core[plot]', or leave --output out",
-        ) from error
+    need("matplotlib", "a picture")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(min(60.0, 4 + 1.3 * len(fabric.devices)), 8))
     FigureCanvasAgg(figure)
     axis = figure.subplots()

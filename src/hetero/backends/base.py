@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.backends.wording import one_line
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import BadValueError, DeviceError, HeteroError, OutOfDeviceMemoryError, came_from
+from hetero.floor.text import exception_line
 from hetero.model.device import HOST_NODE, KINDS, Device, DeviceKind, DeviceStatus
 from hetero.model.topology import Link
 
@@ -205,7 +205,7 @@ class Backend(ABC):
                 return [Found(None, cls.name, f"the Python package {missing[0]!r} is not installed", cls.remedy)]
             return [cls._completed(found) for found in cls._probe()]
         except Exception as error:  # noqa: BLE001  vendor packages raise anything
-            return [Found(None, cls.name, one_line(error), cls.remedy)]
+            return [Found(None, cls.name, exception_line(error), cls.remedy)]
 
     @classmethod
     def _completed(cls, found: Found) -> Found:
@@ -418,7 +418,7 @@ class Backend(ABC):
             raise
         except Exception as error:
             kind = OutOfDeviceMemoryError if self.is_out_of_memory(error) else DeviceError
-            raise kind(f"{self.device.id} {doing}: {one_line(error)}") from error
+            raise kind(f"{self.device.id} {doing}: {exception_line(error)}") from error
 
     @classmethod
     @abstractmethod

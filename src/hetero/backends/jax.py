@@ -19,9 +19,9 @@ from hetero.backends import host
 from hetero.backends.base import Backend, Found
 from hetero.backends.cpu import CpuLoad, cpu_device, hold_threads, release_threads
 from hetero.backends.gpus import gpu_status, pci_addresses
-from hetero.backends.wording import one_line
 from hetero.floor.contexts import transparent
 from hetero.floor.settings import offer
+from hetero.floor.text import exception_line
 from hetero.model.device import KINDS, Device, DeviceStatus, DeviceType, is_host_kind
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class JaxBackend(Backend):
             ones = jax.device_put(np.ones((8, 8), np.float32), native)
             total = float((ones @ ones).sum())
         except Exception as error:  # noqa: BLE001  a broken driver raises anything
-            return Found(device, cls.name, f"it enumerates and cannot compute: {one_line(error)}", cls.remedy)
+            return Found(device, cls.name, f"it enumerates and cannot compute: {exception_line(error)}", cls.remedy)
         reason = "" if total == 512.0 else f"it computes wrongly: 8 x 8 ones gave {total} and not 512"
         return Found(device, cls.name, reason)
 

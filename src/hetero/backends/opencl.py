@@ -19,8 +19,8 @@ from hetero.backends import host
 from hetero.backends.array import ByteBudget, DeviceArray, outputs, sort_arguments, work_items
 from hetero.backends.base import Backend, Found, Kernel
 from hetero.backends.gpus import gpu_status
-from hetero.backends.wording import one_line
 from hetero.floor.errors import BadValueError, DeviceError
+from hetero.floor.text import exception_line
 from hetero.model.device import Device, DeviceStatus, DeviceType
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def _natives(cl: ModuleType) -> Sequence[object]:
         try:
             found += platform.get_devices()
         except cl.Error as error:
-            if "DEVICE_NOT_FOUND" not in one_line(error):
+            if "DEVICE_NOT_FOUND" not in exception_line(error):
                 raise
     return found
 

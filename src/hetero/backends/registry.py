@@ -14,8 +14,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple
 
 from hetero.backends.base import Backend, Found
-from hetero.backends.wording import one_line
 from hetero.floor.errors import BadValueError, DeviceError, did_you_mean
+from hetero.floor.text import exception_line
 from hetero.model.device import KINDS, TYPE_WORDS, Device, DeviceKind
 
 __all__ = [
@@ -78,7 +78,7 @@ def _take(entry: EntryPoint, classes: dict[str, type[Backend]]) -> str:
     try:
         given = entry.load()
     except Exception as error:  # noqa: BLE001  others' packages raise anything
-        return one_line(error)
+        return exception_line(error)
     if not (isinstance(given, type) and issubclass(given, Backend)):
         return f"{given!r} is no subclass of hetero.backends.base.Backend"
     if getattr(given, "name", None) != entry.name:

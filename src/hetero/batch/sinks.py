@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from hetero.batch.base import BadRecord, Found, Job, Part, Place, Sink
 from hetero.batch.records import Records, count, is_frame, is_table, joined
 from hetero.floor.documents import JsonObject, read_record, record_of
-from hetero.floor.errors import BadValueError, FileError, HeteroError, MissingPackageError, SerialisationError
+from hetero.floor.errors import BadValueError, FileError, HeteroError, SerialisationError
+from hetero.floor.extras import need
 from hetero.floor.files import atomic_write, local_path, sync_folder
 from hetero.floor.units import shown
 
@@ -376,12 +377,7 @@ class ParquetSink(FolderSink):
     part_bytes = 32 << 20
 
     def __init__(self, folder: Path | str) -> None:
-        try:
-            import pyarrow.parquet  # noqa: F401  asked for before any work is done
-        except ImportError as error:
-            raise MissingPackageError(
-                "Parquet files need the package pyarrow", remedy="pip install 'hetero-core[batch]'"
-            ) from error
+        need("pyarrow", "a folder of Parquet files")
         super().__init__(folder)
         self._schema: pyarrow.Schema | None = None
 

@@ -229,7 +229,7 @@ def _store(scheme: str, place: str, storage: Storage) -> object:
         return from_url(f"{scheme}://{place}", **_options(scheme, storage))
     except Exception as error:
         raise BadValueError(
-            f"{scheme}://{place} cannot be opened: {_one_line(error)}",
+            f"{scheme}://{place} cannot be opened: {first_line(error)}",
             remedy="give s3://, gs://, az://, http:// or https://, and the store's options",
         ) from error
 
@@ -256,9 +256,10 @@ class _Worded:
             return
         if isinstance(error, FileNotFoundError):
             raise BadValueError(f"there is no file {self._path}", remedy="give the path of one") from error
-        raise HeteroError(f"{self._path} cannot be read: {_one_line(error)}", remedy="see who may read it") from error
+        raise HeteroError(f"{self._path} cannot be read: {first_line(error)}", remedy="see who may read it") from error
 
 
-def _one_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return what a file system, a store or a reader says, on one line."""
     strerror = getattr(error, "strerror", None)
     return str(strerror or (str(error).splitlines() or [type(error).__name__])[0])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hetero.batch.base import Piece, Source
-from hetero.batch.storage import Blob, arrow_files, find, look, storage_of, suffix_of
+from hetero.batch.storage import Blob, arrow_files, find, first_line, look, storage_of, suffix_of
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 from hetero.floor.extras import missing
 
@@ -148,7 +148,7 @@ class Tables(Source):
             at.end()
         except (pa.ArrowException, OSError) as error:
             where, why = self._culprit(at, error)
-            raise HeteroError(f"{where} cannot be read: {_one_line(why)}", remedy="mend the file") from error
+            raise HeteroError(f"{where} cannot be read: {first_line(why)}", remedy="mend the file") from error
 
     def _culprit(self, at: _Cursor, error: Exception) -> tuple[str, Exception]:
         """Return the place that cannot be read, and why: a scan reads ahead and does not say where it failed."""
@@ -174,7 +174,7 @@ class Tables(Source):
             return _File(blob, fragment, fragment.count_rows() if self._form in _COUNTED else None)
         except (pa.ArrowException, OSError) as error:
             raise BadValueError(
-                f"{blob.path} cannot be read as {self._form}: {_one_line(error)}", remedy="mend or remove the file"
+                f"{blob.path} cannot be read as {self._form}: {first_line(error)}", remedy="mend or remove the file"
             ) from error
 
     def _scanned(self, fragments: Sequence[pyarrow.dataset.Fragment]) -> Iterator[pyarrow.RecordBatch]:
@@ -293,7 +293,7 @@ def _schema(files: Sequence[_File], typed: bool, columns: Sequence[str] | None) 
         return pa.unify_schemas(schemas, promote_options="permissive")
     except pa.ArrowException as error:
         raise BadValueError(
-            f"the files do not go together: {_one_line(error)}", remedy="name files of one schema"
+            f"the files do not go together: {first_line(error)}", remedy="name files of one schema"
         ) from error
 
 
@@ -333,7 +333,3 @@ def _piece_rows(fragment: object) -> int:
         return _PIECE_ROWS
     row_bytes = max(1, groups[0].total_byte_size // groups[0].num_rows)
     return int(max(1, min(_PIECE_ROWS, _PIECE_BYTES // row_bytes)))
-
-
-def _one_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -16,7 +16,7 @@ import cloudpickle
 
 from hetero.compression.files import pack
 from hetero.compression.quantisation import WORDS, check_word, quantise
-from hetero.drive.frame import Frame, current
+from hetero.drive.frame import Frame, running_frame
 from hetero.drive.throttle import Stopwatch
 from hetero.floor import clock
 from hetero.floor.deprecation import moved_keywords, renamed_keywords
@@ -339,8 +339,7 @@ def measure_here(parts: Sequence[bytes], inputs: object) -> list[float]:
 
     from hetero.backends.registry import torch_place
 
-    frame = current()
-    assert frame is not None, "it runs as a task"
+    frame = running_frame()
     place = torch_place(frame.device)
     with quietly():
         models = [cloudpickle.loads(part).to(place).eval() for part in parts]

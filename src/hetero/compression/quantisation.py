@@ -9,7 +9,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from hetero.floor.errors import BadValueError, MissingPackageError, did_you_mean
+from hetero.floor.errors import BadValueError, did_you_mean
+from hetero.floor.extras import need
 from hetero.train.bulk_inference import quietly
 
 if TYPE_CHECKING:
@@ -64,11 +65,9 @@ def _config(configs: ModuleType, word: str) -> object:
 
 
 def _configs() -> ModuleType:
-    try:
-        with quietly():
-            return import_module("torchao.quantization")
-    except ImportError as error:
-        raise MissingPackageError("torchao is not installed", remedy="pip install 'hetero-core[compress]'") from error
+    need("torchao", "a quantised model")
+    with quietly():
+        return import_module("torchao.quantization")
 
 
 def inner_tensors(tensor: torch.Tensor) -> dict[str, object]:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 import hetero
 from hetero.backends import registry
-from hetero.backends.wording import one_line
 from hetero.demo.jobs import Checked, Cholesky, DemoJob, Diffusion, Submit
 from hetero.drive.trace import TraceSummary, summary
 from hetero.floor import settings, terminal
@@ -25,6 +24,7 @@ from hetero.floor.clock import monotonic_s
 from hetero.floor.documents import read_array
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.floor.terminal import styled
+from hetero.floor.text import exception_line
 from hetero.floor.units import format_bytes, format_rate, format_seconds
 from hetero.model.device import Device
 from hetero.session.config import Config, load
@@ -336,7 +336,7 @@ def read_field(path: Path, size: int) -> NDArray[np.float64]:
     except BadValueError:
         raise
     except Exception as error:  # a damaged NetCDF file raises anything
-        raise BadValueError(f"the field {path} cannot be read: {one_line(error)}", remedy=_FORMS) from error
+        raise BadValueError(f"the field {path} cannot be read: {exception_line(error)}", remedy=_FORMS) from error
     if field.ndim != 2 or not field.size or not np.isfinite(field).all():
         raise BadValueError(f"{path} holds no two-dimensional field of finite numbers", remedy=_FORMS)
     rows, columns = ((np.arange(size) * min(length, size)) // size for length in field.shape)

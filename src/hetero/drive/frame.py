@@ -40,6 +40,7 @@ __all__ = [
     "follow_threads",
     "kept_key",
     "refuse_deeper",
+    "running_frame",
     "starter",
     "where",
 ]
@@ -230,6 +231,13 @@ def _move_limit(frames: int) -> None:
 def current() -> Frame | None:
     """Return the frame of the task that this thread runs, None outside of tasks."""
     return getattr(_local, "frame", None)
+
+
+def running_frame() -> Frame:
+    """Return the frame of the task that this thread runs, for code of ours that runs in tasks alone."""
+    frame = current()
+    assert frame is not None, "it runs as a task"
+    return frame
 
 
 def enter(frame: Frame | None) -> Frame | None:

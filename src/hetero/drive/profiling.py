@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from hetero.drive.frame import Frame, current
 from hetero.engines.base import Function
 from hetero.floor import clock, platform
-from hetero.floor.errors import MissingPackageError
+from hetero.floor.extras import need
 from hetero.model.annotations import OperatorsRun
 
 if TYPE_CHECKING:
@@ -168,8 +167,7 @@ class Profiling:
     """
 
     def __init__(self, profiler: str) -> None:
-        if find_spec("torch") is None:
-            raise MissingPackageError(f"profile={profiler!r} needs torch", remedy="pip install 'hetero-core[torch]'")
+        need("torch", f"profile={profiler!r}")
         self._known: dict[str, Function] = {}
 
     def of(self, function: Function) -> Function:

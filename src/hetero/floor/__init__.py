@@ -1,1 +1,1 @@
-"""Floor: what every other room stands on. Settings, units, errors, clock, platform; it imports nothing of hetero."""
+"""Floor: what every other package stands on. Settings, units, errors, clock, platform; it imports nothing of hetero."""

@@ -10,7 +10,7 @@ import codecs
 import re
 from typing import Final
 
-__all__ = ["ENCODING_ERRORS", "has_control", "printable", "single_line"]
+__all__ = ["ENCODING_ERRORS", "exception_line", "has_control", "printable", "single_line"]
 
 _CONTROL = (
     r"\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 and C1, which begin every escape sequence
@@ -61,6 +61,18 @@ def single_line(text: object) -> str:
     """
     written = str(text)
     return written if written.isprintable() else _FIELD.sub(_escape, written)
+
+
+def exception_line(error: BaseException) -> str:
+    r"""Return what a vendor's package raised as one line of at most 300 characters.
+
+    Examples
+    --------
+    >>> exception_line(ValueError("bad\nlog"))
+    'ValueError: bad log'
+    """
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:300].rstrip(": ")
 
 
 def has_control(text: str) -> bool:

@@ -1,6 +1,6 @@
 """Reports: where the time of a run went, and how far from the best it was; read from its trace.
 
-In: traces. Out: pages, tables, pictures. The room can be called, `hetero.report(ctx)`, because users know it so.
+In: traces. Out: pages, tables, pictures. The package can be called, `hetero.report(ctx)`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 
-class _Room(ModuleType):
+class _CallablePackage(ModuleType):
     """A module that is also the function `hetero.report`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> object:
@@ -19,4 +19,4 @@ class _Room(ModuleType):
         return report(*args, **kwargs)
 
 
-sys.modules[__name__].__class__ = _Room
+sys.modules[__name__].__class__ = _CallablePackage

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hetero.floor.errors import BadValueError, MissingPackageError
+from hetero.floor.errors import BadValueError
+from hetero.floor.extras import need
 from hetero.floor.files import output_picture
 from hetero.floor.units import format_seconds
 from hetero.report.intervals import Floats
@@ -117,12 +118,11 @@ def write_picture(run: RunRecord, path: Path) -> None:
     """
     if path.suffix not in ENDINGS:
         raise BadValueError(f"{path} is no picture that can be written", remedy=f"end its name in {', '.join(ENDINGS)}")
-    try:
-        from matplotlib.collections import PolyCollection
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
-    except ImportError as error:
-        raise MissingPackageError("pictures need matplotlib", remedy="pip install matplotlib") from error
+    need("matplotlib", "a picture")
+    from matplotlib.collections import PolyCollection
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
     figure = Figure(figsize=(10, 1.2 + 0.28 * max(1, len(run.devices))), layout="constrained")
     axes = figure.subplots()
     taken: dict[str, float] = {}

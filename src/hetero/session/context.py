@@ -147,7 +147,7 @@ class Context(AsyncTwins):
         from hetero.engines.shared.worker_setup import Initializer, WorkerSetup
         from hetero.session.config import load
         from hetero.session.opening import Opened
-        from hetero.session.splitting import cut_later
+        from hetero.session.split_tasks import cut_later
 
         self.closed = True
         runs.refuse_inside_a_task()

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
@@ -21,6 +20,7 @@ from hetero.backends.base import Backend
 from hetero.floor import settings
 from hetero.floor.documents import JsonObject, read_record
 from hetero.floor.errors import FileError
+from hetero.floor.private import write_private
 
 __all__ = ["DiskCache", "backend_key", "digest"]
 
@@ -48,14 +48,7 @@ class DiskCache:
         text = json.dumps(self.read() | dict(values), indent=1, sort_keys=True)
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(text)
-                os.replace(temporary, self.path)
-            except OSError:
-                os.unlink(temporary)
-                raise
+            write_private(self.path, text.encode())
 
 
 def digest(*parts: object) -> str:

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from hetero.drive.frame import current
 from hetero.engines.base import Function
 from hetero.engines.shared.wire import cloud_pickler
-from hetero.floor.errors import BadValueError, MissingPackageError
+from hetero.floor.errors import BadValueError
+from hetero.floor.extras import need
 from hetero.session.functions import FunctionSource
 from hetero.session.futures import Future, RaisingFuture
 from hetero.session.sharing import LARGE_BYTES, SharedOnce
@@ -62,10 +63,9 @@ def register_joblib(ctx: Context | None = None, name: str = "hetero") -> None:
     ...         joblib.Parallel()(joblib.delayed(abs)(i) for i in (-1, -2))
     [1, 2]
     """
-    try:
-        import joblib
-    except ImportError as error:
-        raise MissingPackageError("joblib is not installed", remedy="pip install joblib") from error
+    need("joblib", "this back end")
+    import joblib
+
     reference: Callable[[], Context | None] = staticmethod(lambda: None) if ctx is None else weakref.ref(ctx)
     joblib.register_parallel_backend(
         name, type("HeteroBackend", (_backend_class(),), {"reference": reference, "name": name})

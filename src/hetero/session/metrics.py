@@ -12,7 +12,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from hetero.floor.errors import BadValueError, MissingPackageError
+from hetero.floor.errors import BadValueError
+from hetero.floor.extras import need
 from hetero.floor.listening import Listening, Verdict
 from hetero.model.annotations import TrainingEpoch, TrainingStep
 from hetero.model.events import TaskFailed, TaskFinished
@@ -116,10 +117,7 @@ def metrics_server(ctx: Context, port: int = 0, address: str = "127.0.0.1") -> M
     >>> "hetero_tasks_finished_total 1.0" in text
     True
     """
-    from importlib.util import find_spec
-
-    if find_spec("prometheus_client") is None:
-        raise MissingPackageError("prometheus_client is not installed", remedy="pip install 'hetero-core[metrics]'")
+    need("prometheus_client", "a server of metrics")
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= MOST_PORT:
         raise BadValueError(f"port={port!r} is no port", remedy=f"give a whole number from 0 to {MOST_PORT}")
     if ctx.closed:

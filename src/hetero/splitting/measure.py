@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from hetero.backends.registry import torch_place
-from hetero.drive.frame import Frame, current
+from hetero.drive.frame import Frame, running_frame
 from hetero.floor import clock
 from hetero.model.device import Device
 from hetero.plan.training.stages import LayerChain
@@ -152,12 +152,6 @@ class SplitCosts:
         return [[0.0 if a == b else times * self.links[a, b].seconds(nbytes) for b in ids] for a in ids]
 
 
-def _frame() -> Frame:
-    frame = current()
-    assert frame is not None
-    return frame
-
-
 def measure_layers(work: Measuring, blobs: Sequence[object], inputs: Sequence[PackedTensor]) -> list[LayerCost]:
     """Measure layers one after the other, with one at a time in the device's memory; runs as a task.
 
@@ -173,7 +167,7 @@ def measure_layers(work: Measuring, blobs: Sequence[object], inputs: Sequence[Pa
     """
     alone = [_measured(work, blob, value) for blob, value in zip(blobs, inputs, strict=True)]
     need = sum(cost.weight_bytes + cost.kept_bytes for cost in alone) + max(cost.working_bytes for cost in alone)
-    if not all(isfinite(cost.seconds) for cost in alone) or need > _ROOM_FRAC * limit_bytes(_frame().device):
+    if not all(isfinite(cost.seconds) for cost in alone) or need > _ROOM_FRAC * limit_bytes(running_frame().device):
         return alone
     taken = _LayerRow([_trial(work, blob, value) for blob, value in zip(blobs, inputs, strict=True)]).seconds()
     return [replace(cost, seconds=seconds) for cost, seconds in zip(alone, taken, strict=True)]
@@ -185,7 +179,7 @@ def limit_bytes(device: Device) -> float:
 
 
 def _trial(work: Measuring, blob: object, value: PackedTensor) -> _LayerTrial:
-    frame = _frame()
+    frame = running_frame()
     place = torch_place(frame.device)
     return _LayerTrial(loaded(blob, frame).to(place), unpacked(value, place), work, frame)
 
@@ -302,7 +296,7 @@ def measure_links(devices: Sequence[str], nbytes: int) -> list[dict[tuple[str, s
     devices : ids
     nbytes : of the largest tensor that will travel
     """
-    frame = _frame()
+    frame = running_frame()
     channel, place = StageChannel(frame, devices), torch_place(frame.device)
     found: dict[tuple[str, str], LinkCost] = {}
     for one, other in combinations(range(len(devices)), 2):
@@ -333,7 +327,7 @@ def _round_trips(channel: StageChannel, one: int, other: int, value: object, pla
 
 def only_meet(devices: Sequence[str]) -> bool:
     """Do what every pass through the stages costs besides its work; runs as one member of a group task."""
-    return StageChannel(_frame(), devices).gather(None) is not None
+    return StageChannel(running_frame(), devices).gather(None) is not None
 
 
 def as_bytes(value: object) -> NDArray[np.uint8]:

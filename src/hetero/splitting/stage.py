@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hetero.backends.registry import torch_place
-from hetero.drive.frame import Frame, current
+from hetero.drive.frame import Frame, running_frame
 from hetero.drive.throttle import Throttle
 from hetero.floor import clock
 from hetero.floor.contexts import transparent
@@ -221,12 +221,6 @@ class _Stage:
 _stages: dict[tuple[int, str], _Stage] = {}
 
 
-def _frame() -> Frame:
-    frame = current()
-    assert frame is not None
-    return frame
-
-
 def _stage(job: StageJob, stage: int, blobs: Sequence[object], device: Device) -> _Stage:
     """Return this worker's stage, made anew where it is not there.
 
@@ -237,7 +231,7 @@ def _stage(job: StageJob, stage: int, blobs: Sequence[object], device: Device) -
     """
     key = job.number, device.id
     if key not in _stages or _stages[key].generation != job.generation:
-        parts = loaded(blobs[stage], _frame())
+        parts = loaded(blobs[stage], running_frame())
         _stages[key] = _Stage(parts, job, torch_place(device), job.slow.get(device.id, {}))
     if _stages[key].step != job.step:
         raise StageLostError(f"the worker of {device.short} was started anew, and what it had trained is gone")
@@ -246,7 +240,7 @@ def _stage(job: StageJob, stage: int, blobs: Sequence[object], device: Device) -
 
 def drop_stage(number: int) -> None:
     """Release the stage of a split; runs as a task."""
-    _stages.pop((number, _frame().device.id), None)
+    _stages.pop((number, running_frame().device.id), None)
 
 
 def fetch_stage(number: int, step: int) -> tuple[list[PackedTensor], bytes | None]:
@@ -257,7 +251,7 @@ def fetch_stage(number: int, step: int) -> tuple[list[PackedTensor], bytes | Non
     StageLostError
         It is not there any more.
     """
-    device = _frame().device
+    device = running_frame().device
     stage = _stages.get((number, device.id))
     if stage is None or stage.step != step:
         raise StageLostError(f"the worker of {device.short} was started anew, and what it had trained is gone")
@@ -279,7 +273,7 @@ def run_stages(
     list of Said
         By stage, where the result of the task is taken from; None elsewhere.
     """
-    frame = _frame()
+    frame = running_frame()
     channel = StageChannel(frame, job.devices)
     run = _StagePass(job, _stage(job, channel.stage, blobs, frame.device), channel, Pace(frame))
     if job.action == "predict":

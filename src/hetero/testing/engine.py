@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from hetero.drive.frame import current
+from hetero.drive.frame import running_frame
 from hetero.drive.worker import WorkerFactory
 from hetero.engines.base import Call, Channel, Engine, Function, ItemRef, WorkerEntry
 from hetero.floor.clock import WallClock, monotonic_s, sleep
@@ -477,10 +477,9 @@ def _die() -> None:
 
 
 def _channel() -> Channel:
-    frame = current()
-    assert frame is not None
-    assert frame.channel is not None
-    return frame.channel
+    channel = running_frame().channel
+    assert channel is not None
+    return channel
 
 
 def _exchange(array: object) -> list[int]:

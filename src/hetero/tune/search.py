@@ -18,7 +18,8 @@ from hetero.comm.errors import LineClosedError
 from hetero.comm.lines import Line, LineServer
 from hetero.floor import clock, settings
 from hetero.floor.deprecation import moved_keywords
-from hetero.floor.errors import BadValueError, HeteroError, MissingPackageError, NothingFitsError
+from hetero.floor.errors import BadValueError, HeteroError, NothingFitsError
+from hetero.floor.extras import need
 from hetero.model.device import Device
 from hetero.session.options import OPENING, ContextOptions, Fleet, lent_or_opened
 from hetero.session.tasks import task
@@ -240,7 +241,7 @@ def run_search(
     fits
         Tells whether a device can run the objective.
     """
-    _need_optuna()
+    need("optuna", "a search")
     begun_s = clock.monotonic_s()
     study = Study(plan, path)
     try:
@@ -388,10 +389,3 @@ def _name_of(objective: object) -> str:
     name = getattr(objective, "__qualname__", type(objective).__qualname__)
     module = getattr(objective, "__module__", "")
     return name if module in ("", "__main__") else f"{module}.{name}"
-
-
-def _need_optuna() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("optuna") is None:
-        raise MissingPackageError("optuna is not installed", remedy="pip install 'hetero-core[tune]'")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hetero.comm.lines import Address, Line
-from hetero.drive.frame import current
+from hetero.drive.frame import running_frame
 from hetero.drive.throttle import Stopwatch
 from hetero.floor.errors import BadValueError, HeteroError
 
@@ -125,8 +125,7 @@ def as_number(value: Any, said: str) -> float:
 
 def run_trial(call: TrialCall, objective: Callable[[Trial], object]) -> TrialResult:
     """Run one trial; runs as a task. The sleep of a throttled device belongs to the trial's seconds."""
-    frame = current()
-    assert frame is not None, "a trial runs as a task"
+    frame = running_frame()
     trial, watch = Trial(call), Stopwatch(frame.device.throttle_frac)
     value: float | None = None
     try:

@@ -14,9 +14,9 @@ import numpy as np
 from hetero.plan.bounds.graph import critical_path_bound, grain, in_whole_grains, least_tails
 from hetero.plan.graph_search.annealing import Hopping
 from hetero.plan.graph_search.evolution import Evolution
+from hetero.plan.graph_search.exact_search import ExactLimits, improve, is_here
 from hetero.plan.graph_search.justification import Justification
 from hetero.plan.graph_search.portfolio import portfolio
-from hetero.plan.graph_search.windows import ExactLimits, improve, is_here
 from hetero.plan.problem import Problem, Timeline
 
 __all__ = ["WHOLE_AT_MOST", "BestSchedule", "Turns", "rehearse", "search", "search_from"]

@@ -21,9 +21,8 @@ from hetero.plan.graph_search.contended_kernels import (
     start_walk,
     walk_contended,
 )
-from hetero.plan.graph_search.exact_links import improve_linked, is_small
+from hetero.plan.graph_search.exact_search import improve_linked, is_here, is_small
 from hetero.plan.graph_search.portfolio import portfolio
-from hetero.plan.graph_search.windows import is_here
 from hetero.plan.planners.contention import Channels, Moves, contended_schedule, least_transfers
 from hetero.plan.planners.contention_kernels import bookmarks_of, state_of
 from hetero.plan.planners.heuristics import PLANNERS, planner

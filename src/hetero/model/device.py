@@ -20,7 +20,6 @@ __all__ = [
     "index_of",
     "is_host_kind",
     "is_id",
-    "silicon_overlap",
 ]
 
 HOST_NODE = "h0/ram"
@@ -324,16 +323,3 @@ class DeviceStatus:
     def as_dict(self) -> dict[str, object]:
         """Return the fields by name."""
         return {name: getattr(self, name) for name in self.__slots__}
-
-
-def silicon_overlap(one: Device, other: Device) -> tuple[str, ...]:
-    """Return the silicon ids that two devices share, sorted.
-
-    Examples
-    --------
-    >>> a = Device("h0/cpu:0", "cpu", DeviceType("CPU"), "cpu", silicon=("core0", "core1"))
-    >>> b = Device("h0/opencl:0", "opencl", DeviceType("CPU"), "opencl", silicon=("core1",))
-    >>> silicon_overlap(a, b)
-    ('core1',)
-    """
-    return tuple(sorted(set(one.silicon) & set(other.silicon)))

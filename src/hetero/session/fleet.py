@@ -20,6 +20,7 @@ from hetero.backends.probe import found_from, found_to
 from hetero.backends.registry import kinds
 from hetero.floor.clock import wall_time_s
 from hetero.floor.errors import BadValueError, ConfigError
+from hetero.floor.extras import is_there
 from hetero.floor.logs import warn_once
 from hetero.model.device import KINDS, Device, DeviceType
 from hetero.model.topology import Topology
@@ -313,11 +314,9 @@ def _why_no_rdma(folder: Path) -> str:
 
 
 def _why_no_nccl() -> str:
-    import importlib.util
-
     if not _NVIDIA.exists():
         return f"this host has no NVIDIA driver ({_NVIDIA} is missing)"
-    if importlib.util.find_spec("torch") is None:
+    if not is_there("torch"):
         return "torch is not installed"
     import torch
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["AttemptCall", "Cancelled", "Hello", "Message", "NoRoomError", "Transport", "UnserialisableError", "granted"]
 
 # On the data socket, in both directions.
-HELLO, READY, BROKEN, RUN, DONE, LEASE, SEND, LEFT, RECEIVED, NOTES, LOG, LEVELS, OPENED, RESTART = range(14)
+READY, BROKEN, RUN, DONE, LEASE, SEND, LEFT, RECEIVED, NOTES, LOG, LEVELS, OPENED, RESTART = range(13)
 # Of nested tasks, on the data socket too.
 SUBMIT, SUSPENDED, RESUMED, RESULT, FETCH, RELEASE, UNWANT, WAKE = range(40, 48)
 # On the control socket, in both directions.

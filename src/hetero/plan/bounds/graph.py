@@ -5,11 +5,11 @@ In: a `Problem`. Out: seconds. It must not use a schedule: a bound holds for eve
 
 from __future__ import annotations
 
-import importlib.util
 import math
 
 import numpy as np
 
+from hetero.floor.extras import is_there
 from hetero.plan.problem import Floats, Problem
 
 __all__ = [
@@ -212,7 +212,7 @@ def _best_prices(seconds: Floats, counts: Floats) -> Floats:
     from hetero.plan.bounds.area_kernels import class_prices
 
     prices: Floats = class_prices(np.ascontiguousarray(seconds), counts, _ROUNDS)
-    if importlib.util.find_spec("scipy") is None or len(counts) == 1:
+    if not is_there("scipy") or len(counts) == 1:
         return prices
     from scipy.optimize import linprog
 

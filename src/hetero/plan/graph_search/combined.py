@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hetero.floor.extras import is_there
 from hetero.plan.bounds.graph import critical_path_bound, grain, in_whole_grains, least_tails
 from hetero.plan.graph_search.annealing import Hopping
 from hetero.plan.graph_search.evolution import Evolution
-from hetero.plan.graph_search.exact_search import ExactLimits, improve, is_here
+from hetero.plan.graph_search.exact_search import ExactLimits, improve
 from hetero.plan.graph_search.justification import Justification
 from hetero.plan.graph_search.portfolio import portfolio
 from hetero.plan.problem import Problem, Timeline
@@ -159,7 +160,7 @@ class _Mixed:
         self._take(next(self._justification.of(self._members)), "justification")
         self._anneal(None)
         self._evolve()
-        if is_here():
+        if is_there("ortools"):
             self._exact(None)
 
     def _take(self, timeline: Timeline, by: str) -> None:
@@ -204,7 +205,7 @@ class _Mixed:
 
     def _may_be_exact(self, left_s: float | None) -> bool:
         least_s = _LEAST_WALL_S if len(self._p.order) <= WHOLE_AT_MOST else 4.0 * _WINDOW_WALL_S
-        return is_here() and (left_s is None or left_s > least_s)
+        return is_there("ortools") and (left_s is None or left_s > least_s)
 
     def _exact(self, left_s: float | None) -> None:
         n = len(self._p.order)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.floor.extras import is_there
 from hetero.plan.bounds.graph import critical_path_bound, least_tails, priced_seconds
 from hetero.plan.graph_search.clustering import clusterings, held_to, parts_of_fleet
 from hetero.plan.graph_search.combined import BestSchedule, Turns, search, search_from
@@ -21,7 +22,7 @@ from hetero.plan.graph_search.contended_kernels import (
     start_walk,
     walk_contended,
 )
-from hetero.plan.graph_search.exact_search import improve_linked, is_here, is_small
+from hetero.plan.graph_search.exact_search import improve_linked, is_small
 from hetero.plan.graph_search.portfolio import portfolio
 from hetero.plan.planners.contention import Channels, Moves, contended_schedule, least_transfers
 from hetero.plan.planners.contention_kernels import bookmarks_of, state_of
@@ -382,7 +383,7 @@ class _Proofs:
         self._limit, self._pace, self._spent = _EXACT_LIMIT, _EXACT_PACE, 0.0
         self._left_s: float | None = None
         self._next_s = np.inf
-        self.is_over = not (is_here() and is_small(p, c))
+        self.is_over = not (is_there("ortools") and is_small(p, c))
 
     def may(self, left_s: float | None) -> bool:
         """Return whether there is time for the next one, which is made shorter to fit."""

@@ -6,7 +6,6 @@ OR-tools is imported inside functions. It must not read a clock: limits are OR-t
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from hetero.plan.problem import Floats, Ints, Problem, Timeline
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-__all__ = ["TICKS", "ExactLimits", "LinkedFound", "improve", "improve_linked", "is_here", "is_small", "whole_ticks"]
+__all__ = ["TICKS", "ExactLimits", "LinkedFound", "improve", "improve_linked", "is_small", "whole_ticks"]
 
 TICKS = 2**28
 """The makespan to beat is so many ticks; seconds are rounded down, so that a proven bound holds."""
@@ -55,11 +54,6 @@ class _Window(NamedTuple):
     since_s: Floats
     after_s: Floats
     floor_s: float
-
-
-def is_here() -> bool:
-    """Return whether OR-tools is installed."""
-    return importlib.util.find_spec("ortools") is not None
 
 
 def improve(p: Problem, timeline: Timeline, first: int, last: int, limits: ExactLimits) -> tuple[Timeline, float]:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from hetero import train as train
     from hetero.drive.checkpoints import checkpoint as checkpoint
     from hetero.drive.checkpoints import restore as restore
-    from hetero.report.context import report as report
+    from hetero.report.api import report as report
     from hetero.session.context import Context as Context
     from hetero.session.futures import Future as Future
     from hetero.session.nesting import current_context as current_context

@@ -63,6 +63,12 @@ def test_every_file_of_the_engines_is_told_of() -> None:
     assert sorted(files - {"base.py"} - set(re.findall(r"`engines/([\w/]+\.py)`", section))) == []
 
 
+def test_every_file_of_the_session_is_told_of() -> None:
+    section = TEXT.partition("## The session")[2].partition("\n## ")[0]
+    files = {path.name for path in (SOURCE / "session").glob("*.py")} - {"__init__.py"}
+    assert sorted(files ^ set(re.findall(r"`(\w+\.py)`", section))) == []
+
+
 def _imported(tree: ast.Module) -> Iterator[str]:
     """Yield the modules that a file imports when it runs, at its top or inside a function."""
     typing_only = {

@@ -5,7 +5,7 @@ In: a device's own buffer handle. Out: shape, dtype, bytes and copies. It must n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -117,14 +117,16 @@ class Arguments(NamedTuple):
     ordered: tuple[object, ...]
 
 
-def sort_arguments(backend: Backend, kernel: Kernel, args: Iterable[Any]) -> Arguments:
+def sort_arguments(backend: Backend, kernel: Kernel, args: Iterable[Any], kwargs: Mapping[str, object]) -> Arguments:
     """Separate a kernel's arrays from its numbers, and copy NumPy arrays to the device.
 
     Raises
     ------
     BadValueError
-        An argument is neither.
+        An argument is neither, or was given by name.
     """
+    if kwargs:
+        raise BadValueError(f"kernel {kernel.entry!r} was given {', '.join(kwargs)} by name", remedy="give it in order")
     arrays: list[DeviceArray] = []
     scalars: list[object] = []
     ordered: list[object] = []

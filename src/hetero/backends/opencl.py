@@ -142,11 +142,7 @@ class OpenclBackend(Backend):
 
     def _run(self, implementation: Any, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         kernel: Kernel = implementation
-        if kwargs:
-            raise BadValueError(
-                f"kernel {kernel.entry!r} was given {', '.join(kwargs)} by name", remedy="give it in order"
-            )
-        sorted_args = sort_arguments(self, kernel, args)
+        sorted_args = sort_arguments(self, kernel, args, kwargs)
         described, single = outputs(kernel, sorted_args.ordered)
         results = tuple(self.alloc(shape, dtype) for shape, dtype in described)
         built = self._built(kernel)

@@ -170,11 +170,7 @@ class VulkanBackend(Backend):
 
     def _run(self, implementation: Any, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         kernel: Kernel = implementation
-        if kwargs:
-            raise BadValueError(
-                f"kernel {kernel.entry!r} was given {', '.join(kwargs)} by name", remedy="give it in order"
-            )
-        given = sort_arguments(self, kernel, args)
+        given = sort_arguments(self, kernel, args, kwargs)
         described, single = outputs(kernel, given.ordered)
         for dtype in (*(array.dtype for array in given.arrays), *(dtype for _, dtype in described)):
             self._check_wgsl(kernel, dtype)

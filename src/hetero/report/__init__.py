@@ -14,7 +14,7 @@ class _CallablePackage(ModuleType):
     """A module that is also the function `hetero.report`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> object:
-        from hetero.report.context import report
+        from hetero.report.api import report
 
         return report(*args, **kwargs)
 

@@ -1459,3 +1459,17 @@ def test_a_loop_on_the_host_runs_under_no_mode_which_would_cost_every_call_of_to
     with torch.device("meta"), in_process({}):
         assert modes() == 2
         assert torch.empty(1).device.type == "cpu"
+
+
+def test_settings_that_are_as_they_were_are_not_set_for_which_torch_would_load_its_compiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[tuple[bool, bool]] = []
+    monkeypatch.setattr(
+        torch, "use_deterministic_algorithms", lambda mode, *, warn_only=False: given.append((mode, warn_only))
+    )
+    settings = process_settings()
+    with in_process(settings):
+        assert given == []
+    with in_process({**settings, "deterministic": (True, True)}):
+        assert given == [(True, True)]

@@ -260,7 +260,9 @@ def _set_process(given: Mapping[str, Any]) -> None:
     torch.set_default_dtype(getattr(torch, given["dtype"]))
     torch.set_float32_matmul_precision(given["matmul"])
     enabled, warn_only = given["deterministic"]
-    torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+    now = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if (enabled, warn_only) != now:  # for which torch loads its compiler, in a second
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
 
 
 # --- parameters ----------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import Bench, arguments
-from hetero.drive.faults import Faults, Slowdown
 from hetero.drive.sim import Costs, Program, SimTask, simulate
+from hetero.drive.sim_faults import Faults, Slowdown
 from hetero.model.device import Device, DeviceType
 from hetero.model.tasks import Request, Task
 from hetero.plan.performance.cost_model import CostModel

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, assert_type
 
 import hetero
-from hetero.session.nesting import NestedFuture
+from hetero.session.task_context import NestedFuture
 
 
 def double(x: int) -> int:

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from hetero.report.api import report as report
     from hetero.session.context import Context as Context
     from hetero.session.futures import Future as Future
-    from hetero.session.nesting import current_context as current_context
     from hetero.session.task_api import get_current_device as get_current_device
+    from hetero.session.task_context import current_context as current_context
     from hetero.session.tasks import task as task
     from hetero.train.trainer import Trainer as Trainer
 
@@ -55,7 +55,7 @@ _PLACES = {
     "hetero.session.context": ("Context",),
     "hetero.session.futures": ("Future",),
     "hetero.session.task_api": ("get_current_device",),
-    "hetero.session.nesting": ("current_context",),
+    "hetero.session.task_context": ("current_context",),
     "hetero.session.tasks": ("task",),
     "hetero.train.trainer": ("Trainer",),
 }

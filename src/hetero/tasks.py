@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from hetero.drive.checkpoints import resumable as resumable
     from hetero.session.executor import Executor as Executor
     from hetero.session.joblib import register_joblib as register_joblib
-    from hetero.session.nesting import TaskContext as TaskContext
     from hetero.session.options import ContextOptions as ContextOptions
     from hetero.session.task_api import namespace as namespace
     from hetero.session.task_api import worker_state as worker_state
+    from hetero.session.task_context import TaskContext as TaskContext
     from hetero.session.tasks import TaskFunction as TaskFunction
 else:
     __getattr__, __dir__, __all__ = lazy_names(
@@ -27,7 +27,7 @@ else:
             "hetero.session.executor": ("Executor",),
             "hetero.session.task_api": ("namespace", "worker_state"),
             "hetero.session.joblib": ("register_joblib",),
-            "hetero.session.nesting": ("TaskContext",),
+            "hetero.session.task_context": ("TaskContext",),
             "hetero.session.options": ("ContextOptions",),
             "hetero.session.tasks": ("TaskFunction",),
         },

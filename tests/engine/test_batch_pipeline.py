@@ -11,8 +11,8 @@ import pytest
 import hetero
 from hetero.batch.options import BatchOptions
 from hetero.errors import BadValueError, NothingFitsError
+from hetero.plan.batch.next_stage import StagePlanner
 from hetero.plan.batch.size_tuning import Sizes
-from hetero.plan.batch.stages import StagePlanner
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from hetero.core.invariants import check
 from hetero.core.machine import Machine, Rules
 from hetero.core.state import DevicePhase
-from hetero.drive.faults import Faults
 from hetero.drive.sim import Costs, Program, SimTask, simulate
+from hetero.drive.sim_faults import Faults
 from hetero.model.commands import (
     Cancel,
     Command,

@@ -17,7 +17,7 @@ from hetero.drive.frame import Frame, enter
 from hetero.drive.worker import DeviceRunner
 from hetero.engines.base import Asked
 from hetero.model.device import Device, DeviceType
-from hetero.session import nesting
+from hetero.session import task_context
 from hetero.session.signature import describe
 from hetero.session.tasks import as_task
 
@@ -72,7 +72,7 @@ def took(seconds: float, function: Any, *args: object) -> None:
     task.source.current()
     signature, size = describe(task.source.model_key, args, {})
     mantissa, exponent = frexp(size)
-    nesting._note_time((signature, round(mantissa, 1), exponent), seconds, task.source.nests)
+    task_context._note_time((signature, round(mantissa, 1), exponent), seconds, task.source.nests)
 
 
 def test_a_class_of_short_tasks_that_the_system_held_up_once_runs_at_once_still(alone: Any) -> None:
@@ -88,7 +88,7 @@ def test_a_class_of_short_tasks_that_the_system_held_up_once_runs_at_once_still(
 
 def test_functions_that_submit_tasks_themselves_go_elsewhere_only_where_they_are_longer(alone: Any) -> None:
     for seconds, goes in ((1e-3, False), (19e-3, False), (21e-3, True)):
-        nesting._expected_s.clear()
+        task_context._expected_s.clear()
         source = as_task(fib).source
         source.nests = False
         took(1e-5, fib, 0)
@@ -98,7 +98,7 @@ def test_functions_that_submit_tasks_themselves_go_elsewhere_only_where_they_are
         assert source.nests
         for each in (1.0, seconds):  # the first had to wait for others
             took(each, fib, 40)
-        with mock.patch.object(nesting, "_ran") as ran:
+        with mock.patch.object(task_context, "_ran") as ran:
             hetero.current_context().submit(fib, 40)
         assert (len(alone.asked), ran.called) == ((1, False) if goes else (0, True))
 

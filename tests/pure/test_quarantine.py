@@ -10,8 +10,8 @@ import pytest
 from hetero.core.invariants import check
 from hetero.core.machine import Rules
 from hetero.core.state import DevicePhase, Phase
-from hetero.drive.faults import Faults
 from hetero.drive.sim import Costs, Program, SimResult, SimTask, simulate
+from hetero.drive.sim_faults import Faults
 from hetero.model.commands import Command, Commit, Fail, Run, StartWorker, Warn
 from hetero.model.device import HOST_NODE
 from hetero.model.events import (

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hetero
-from hetero.advise.calibration import MINI, Timed, kept_entries, known_of, prior_of
 from hetero.advise.estimate import Workload, compare_speeds, estimate
+from hetero.advise.known_efficiency import MINI, Timed, kept_entries, known_of, prior_of
 from hetero.advise.rates import rates_of
 from hetero.catalog.load import devices, find, find_model
 from hetero.catalog.values import DeviceSpec
@@ -335,7 +335,7 @@ def test_an_interval_turns_around_with_its_figure() -> None:
 
 
 def test_what_was_timed_here_narrows_what_is_said_of_torch(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hetero.advise.calibration import keep_timed
+    from hetero.advise.known_efficiency import keep_timed
 
     monkeypatch.setenv("HETERO_HOME", str(tmp_path))
     here = DeviceSpec("a processor", "", "cpu", bandwidth_bytes_per_s=2e10, flop_per_s={"fp32": 1e11})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hetero.advise.accuracy import Judged, Merit, leave_one_model_out, merits, ordered, uncalibrated
-from hetero.advise.calibration import keep_table, known_of, tables
+from hetero.advise.known_efficiency import keep_table, known_of, tables
 from hetero.advise.measurements import COLUMNS, Measurement, device_of, published, read_rows, read_table
 from hetero.catalog.load import find, published_rows
 from hetero.cli.plan import accuracy

@@ -16,8 +16,8 @@ import numpy as np
 
 from hetero.core.eligibility import obstacle
 from hetero.core.machine import Rules
-from hetero.drive.faults import Faults
 from hetero.drive.sim import Costs, Program, SimHooks, SimTask, simulate
+from hetero.drive.sim_faults import Faults
 from hetero.model.annotations import CollectiveDone, TaskParts
 from hetero.model.commands import RunGroup
 from hetero.model.device import HOST_NODE, Device, DeviceType

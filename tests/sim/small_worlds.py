@@ -12,8 +12,8 @@ from math import inf
 from typing import TypeVar
 
 from hetero.core.machine import Rules
-from hetero.drive.faults import Faults, Loss, Slowdown
 from hetero.drive.sim import Costs, Program, SimHooks, SimLease, SimResult, SimTask, simulate
+from hetero.drive.sim_faults import Faults, Loss, Slowdown
 from hetero.model.device import HOST_NODE, Device, DeviceType
 from hetero.model.leases import LeaseRequest
 from hetero.model.tasks import Near, Request, Task

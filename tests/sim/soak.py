@@ -6,8 +6,8 @@ from collections import Counter, deque
 from collections.abc import Iterator
 
 from hetero.core.machine import Machine, Rules
-from hetero.drive.faults import Dice, Faults, Slowdown
 from hetero.drive.sim import Costs, Program, SimTask
+from hetero.drive.sim_faults import Dice, Faults, Slowdown
 from hetero.model.device import HOST_NODE, Device, DeviceType
 from hetero.model.events import (
     CancelRequested,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hetero.drive.faults import Faults, Slowdown
 from hetero.drive.sim import simulate
+from hetero.drive.sim_faults import Faults, Slowdown
 from tests.sim.worlds import cpus, independent, known, program, speeds
 
 TASK_S = 0.02

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import pytest
 
-from hetero.drive.faults import Faults, Loss
 from hetero.drive.sim import Costs, Program, SimHooks, SimLease, SimResult, SimTask, simulate
+from hetero.drive.sim_faults import Faults, Loss
 from hetero.graphs.planning import Budget, plan_graph
 from hetero.graphs.simulation import guide_of, run_graph
 from hetero.model.leases import LeaseRequest

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hetero.core.machine import Rules
-from hetero.drive.faults import Faults, Slowdown
 from hetero.drive.sim import Costs, Program, SimHooks, SimTask, simulate
+from hetero.drive.sim_faults import Faults, Slowdown
 from hetero.model.device import Device
 from hetero.model.events import TransferFinished
 from hetero.model.tasks import Near, Request, Task

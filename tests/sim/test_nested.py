@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from hetero.core.fleet import MOST_SUSPENDED
-from hetero.drive.faults import Faults, Loss
 from hetero.drive.sim import Costs, Program, SimHooks, SimLease, SimResult, SimTask, simulate
+from hetero.drive.sim_faults import Faults, Loss
 from hetero.model.device import Device, DeviceType
 from hetero.model.leases import LeaseRequest
 from hetero.model.tasks import Request

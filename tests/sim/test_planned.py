@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.core.invariants import check
-from hetero.drive.faults import Faults, Loss
 from hetero.drive.sim import Program, SimTask, simulate
 from hetero.drive.sim_engine import Costs
+from hetero.drive.sim_faults import Faults, Loss
 from hetero.floor.errors import BadValueError
 from hetero.graphs import simulation
 from hetero.graphs.planning import Budget, PlannedGraph, plan_graph

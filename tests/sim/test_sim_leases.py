@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hetero.drive.faults import Faults, Loss
 from hetero.drive.sim import Costs, Program, SimHooks, SimLease, SimResult, SimTask, simulate
+from hetero.drive.sim_faults import Faults, Loss
 from hetero.floor.errors import BadValueError
 from hetero.model.commands import LeaseChanged
 from hetero.model.device import Device, DeviceType

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.never_slower import AT_MOST, case, makespans
-from hetero.drive.faults import Faults, Slowdown
 from hetero.drive.sim import Costs, Program, SimTask, simulate
+from hetero.drive.sim_faults import Faults, Slowdown
 from hetero.plan.policies.registry import names
 from tests.sim.worlds import cpus, gpu, independent, joined, known, program, speeds, task
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from hetero.advise.calibration import borrowed, prior_of
+from hetero.advise.known_efficiency import borrowed, prior_of
 from hetero.advise.measurements import Measurement
 from hetero.model.figure import Figure
 from hetero.plan.sizing.efficiency import Efficiency, MeasuredRun, learn

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from hetero.advise.calibration import MINI, Timed
+from hetero.advise.known_efficiency import MINI, Timed
 from hetero.floor.clock import monotonic_s
 from hetero.model.architecture import ModelSpec
 from hetero.model.device import HOST_NODE, Device

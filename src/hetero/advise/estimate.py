@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetero.advise.calibration import known_of
 from hetero.advise.fit import read_model, room_of
+from hetero.advise.known_efficiency import known_of
 from hetero.advise.rates import rates_of
 from hetero.catalog.load import find
 from hetero.catalog.values import DeviceSpec

@@ -34,8 +34,8 @@ from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.floor.files import local_path
 from hetero.floor.units import format_seconds
 from hetero.model.device import Device
+from hetero.plan.batch.next_stage import StagePlanner
 from hetero.plan.batch.size_tuning import Sizes
-from hetero.plan.batch.stages import StagePlanner
 from hetero.session.disk_cache import digest
 from hetero.session.identity import value_identity
 from hetero.session.options import Fleet, lent_or_opened

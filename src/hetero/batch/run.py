@@ -33,9 +33,9 @@ from hetero.floor.errors import (
     TaskLostError,
 )
 from hetero.model.device import Device
+from hetero.plan.batch.next_stage import StagePlanner, Step
 from hetero.plan.batch.planner import BatchPlanner, Span, beside
 from hetero.plan.batch.size_tuning import Sizes
-from hetero.plan.batch.stages import StagePlanner, Step
 from hetero.session.tasks import judged_by_caller, task
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hetero.advise.calibrate import MeasuredExchange
-    from hetero.advise.calibration import Timed
+    from hetero.advise.known_efficiency import Timed
 
 __all__ = ["calibrate"]
 
@@ -38,7 +38,7 @@ def calibrate(
 
 
 def _tables(paths: Sequence[Path], quiet: bool) -> dict[str, object]:
-    from hetero.advise.calibration import keep_table
+    from hetero.advise.known_efficiency import keep_table
 
     said: dict[str, object] = {}
     for path in paths:
@@ -55,7 +55,7 @@ def _here(exchange: bool, quiet: bool) -> dict[str, object]:
     from dataclasses import asdict
 
     from hetero.advise.calibrate import measure_device, measure_exchange, targets
-    from hetero.advise.calibration import keep_timed
+    from hetero.advise.known_efficiency import keep_timed
 
     devices: list[dict[str, object]] = []
     said: dict[str, object] = {"devices": devices}

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from hetero.core.invariants import balanced, check, story
 from hetero.core.machine import Machine, Rules
-from hetero.drive.faults import Dice, FaultInjector, Faults
 from hetero.drive.plan_recorder import PlanRecorder
 from hetero.drive.sim_engine import Costs, SimEngine, Truth
+from hetero.drive.sim_faults import Dice, FaultInjector, Faults
 from hetero.drive.sim_values import Decision, LeaseNews, Program, SimLease, SimResult, SimTask
 from hetero.floor.errors import BadValueError
 from hetero.model.commands import (

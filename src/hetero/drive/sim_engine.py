@@ -12,7 +12,7 @@ from functools import partial
 from math import exp
 from typing import NamedTuple
 
-from hetero.drive.faults import Dice, Faults
+from hetero.drive.sim_faults import Dice, Faults
 from hetero.drive.sim_values import SimTask
 from hetero.model.commands import Cancel, Discard, Free, Launch, Run, RunGroup, StartWorker, Transfer, Withdraw
 from hetero.model.device import HOST_NODE, Device

@@ -24,7 +24,7 @@ from hetero.model.graph import topological_order
 from hetero.session.context import Context
 from hetero.session.futures import Future
 from hetero.session.gathering import tree
-from hetero.session.nesting import TaskContext
+from hetero.session.task_context import TaskContext
 from hetero.session.tasks import as_task
 
 __all__ = ["Graph", "GraphNode"]

@@ -16,9 +16,9 @@ import numpy as np
 
 from hetero.backends.registry import kind_named
 from hetero.core.machine import Rules
-from hetero.drive.faults import Faults, Loss
 from hetero.drive.sim import simulate
 from hetero.drive.sim_engine import Costs
+from hetero.drive.sim_faults import Faults, Loss
 from hetero.drive.sim_values import Program, SimResult, SimTask
 from hetero.floor.deprecation import renamed_keywords
 from hetero.floor.errors import BadValueError, did_you_mean

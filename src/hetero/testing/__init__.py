@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hetero.drive.faults import Faults, Loss
     from hetero.drive.sim import Program, SimLease, SimTask, simulate
+    from hetero.drive.sim_faults import Faults, Loss
     from hetero.model.device import Device, DeviceType
     from hetero.model.leases import LeaseRequest
     from hetero.model.tasks import Request, Task
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 _PLACES = {
     "Device": "hetero.model.device",
     "DeviceType": "hetero.model.device",
-    "Faults": "hetero.drive.faults",
+    "Faults": "hetero.drive.sim_faults",
     "LeaseRequest": "hetero.model.leases",
-    "Loss": "hetero.drive.faults",
+    "Loss": "hetero.drive.sim_faults",
     "Program": "hetero.drive.sim",
     "Request": "hetero.model.tasks",
     "SimLease": "hetero.drive.sim",

@@ -46,7 +46,7 @@ def clusterings(p: Problem, parts: list[Bools]) -> Iterator[tuple[str, Ints]]:
     T. Yang, A. Gerasoulis, "DSC: scheduling parallel tasks on an unbounded number of processors", IEEE TPDS 5 (1994),
     951-967, of which the order is kept fixed here.
     """
-    from hetero.plan.graph_search.clustering_kernels import mapped
+    from hetero.plan.graph_search.contended_kernels import mapped
 
     source = np.repeat(np.arange(len(p.order)), np.diff(p.succ_first))
     everywhere = np.ones(len(p.node), dtype=np.bool_)
@@ -57,7 +57,7 @@ def clusterings(p: Problem, parts: list[Bools]) -> Iterator[tuple[str, Ints]]:
 
 
 def _clusters(p: Problem, source: Ints) -> Iterator[tuple[str, Ints]]:
-    from hetero.plan.graph_search.clustering_kernels import by_dominant_sequence, by_edge_zeroing, by_paths
+    from hetero.plan.graph_search.contended_kernels import by_dominant_sequence, by_edge_zeroing, by_paths
 
     latency_s, s_per_byte = mean_transfer(p)
     travel_s = np.where(p.succ_bytes > 0.0, latency_s + p.succ_bytes * s_per_byte, 0.0)

@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the slowest files and folders, so that all processes of the runner end at nearly the same time."""
-    files = ("docs/test_readme.py", "engine/test_launch.py", "backend/test_train_compatibility.py")
+    files = ("engine/test_launch.py", "docs/test_readme.py", "engine/test_train_deaths.py")
     names = (*files, "e2e", "engine", "backend", "docs", "sim")
     rank = {PROJECT / "tests" / name: place for place, name in enumerate(names)}
     items.sort(key=lambda item: rank.get(item.path, rank.get(item.path.parent, len(names))))

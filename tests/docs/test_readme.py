@@ -26,6 +26,8 @@ CELL = re.compile(r"  \d[\d,.]*(?=  |$)")
 SETTING = re.compile(r"^(\w+=\S+) ")
 SERVERS = ("docs/frameworks.md", "docs/hosts.md")
 """Documents whose programs load whole frameworks or start a Ray cluster."""
+FRAMEWORKS = ("lora",)
+"""Examples that load whole frameworks."""
 
 
 def _named() -> list[tuple[str, Block]]:
@@ -150,7 +152,11 @@ def _examples() -> list[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", _examples(), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(path, marks=[pytest.mark.servers] if path.stem in FRAMEWORKS else ()) for path in _examples()],
+    ids=lambda path: path.stem,
+)
 def test_an_example_runs_as_it_is(example: Path, tmp_path: Path) -> None:
     assert _run([sys.executable, str(example)], tmp_path)
 

@@ -14,7 +14,6 @@ import pytest
 from hetero.errors import BadValueError
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("torchao")
 
 from hetero.compression.files import load_parameters  # noqa: E402
 from hetero.recipes.mnist import load_digits, network  # noqa: E402
@@ -50,6 +49,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small(trained: Path) -> dict[str, Any]:
+    pytest.importorskip("torchao")  # which loads torch's compiler: here, and not where tests are only collected
     words = ("--prune", "0.25", "--structured", "--quantize", "int8", "--devices", "1xcpu", "--json")
     done = compress(trained.name, *words, cwd=trained.parent)
     assert done.stderr == ""

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 from hetero.advise.known_efficiency import MINI, Timed
 from hetero.floor.clock import monotonic_s
+from hetero.floor.extras import version_of
 from hetero.model.architecture import ModelSpec
 from hetero.model.device import HOST_NODE, Device
 
@@ -53,7 +53,7 @@ def measure_device(device: Device) -> Timed:
         link.src == HOST_NODE: link.bandwidth_bytes_per_s for link in topology([device]).links if link.kind != "assumed"
     }
     place = kind_of(device).torch_place(device.index)
-    runs = place != "" and _installed("torch")
+    runs = place != "" and version_of("torch") != ""
     weights, prompt_s, step_s = _tokens(place) if runs else ("", {}, {})
     return Timed(
         device=device.name,
@@ -64,17 +64,9 @@ def measure_device(device: Device) -> Timed:
         weights=weights,
         prompt_s=prompt_s,
         step_s=step_s,
-        versions={"driver": device.driver, **{name: metadata.version(name) for name in _LIBRARIES if _installed(name)}},
+        versions={"driver": device.driver, **{name: found for name in _LIBRARIES if (found := version_of(name))}},
         day=datetime.now(UTC).date().isoformat(),
     )
-
-
-def _installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _tokens(place: str) -> tuple[str, dict[str, float], dict[str, float]]:

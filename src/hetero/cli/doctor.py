@@ -22,7 +22,7 @@ import typer
 from hetero.cli.output import console, print_json
 from hetero.floor import settings
 from hetero.floor.errors import FileError, HistoryError
-from hetero.floor.extras import own_version
+from hetero.floor.extras import own_version, version_of
 from hetero.floor.listening import is_public
 from hetero.floor.text import single_line
 from hetero.floor.units import format_bytes
@@ -115,7 +115,7 @@ def _python() -> Iterator[Finding]:
 def _packages() -> Iterator[Finding]:
     for extra in _EXTRAS_OF_USERS:
         for package in _needed_by(extra):
-            version = _version(package)
+            version = version_of(package)
             remedy = "" if version else f"pip install {package}"
             yield Finding("Packages", package, "ok" if version else "missing", version or "not installed", remedy)
 
@@ -150,13 +150,6 @@ def _extensions() -> Iterator[Finding]:
         wrong = why or policies.misnamed(policies.get(entry.name), entry.name)
         state = "missing" if why else "poor" if wrong else "ok"
         yield Finding(group, entry.name, state, wrong or f"policy of {entry.value}", remedy if wrong else "")
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _drivers() -> Iterator[Finding]:

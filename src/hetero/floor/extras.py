@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from hetero.floor.errors import MissingPackageError
 
-__all__ = ["EXTRAS", "is_there", "missing", "need", "own_version"]
+__all__ = ["EXTRAS", "is_there", "missing", "need", "own_version", "version_of"]
 
 EXTRAS: Mapping[str, str] = {
     "cupy": "nvidia",
@@ -46,12 +46,17 @@ EXTRAS: Mapping[str, str] = {
 
 def own_version() -> str:
     """Return the version of hetero, 'unknown' where it runs from a source tree that was not installed."""
+    return version_of("hetero-core") or "unknown"
+
+
+def version_of(distribution: str) -> str:
+    """Return the version of an installed package, '' where it is not installed."""
     from importlib import metadata
 
     try:
-        return metadata.version("hetero-core")
+        return metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        return "unknown"
+        return ""
 
 
 def is_there(package: str) -> bool:

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from hetero.backends.base import Backend
 from hetero.floor import settings
 from hetero.floor.documents import JsonObject, read_record
 from hetero.floor.errors import FileError
+from hetero.floor.extras import version_of
 from hetero.floor.private import write_private
 
 __all__ = ["DiskCache", "backend_key", "digest"]
@@ -86,11 +86,9 @@ def backend_key(backend: type[Backend], python: str = "") -> str:
 
 
 def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        spec = find_spec(package)
-        return "" if spec is None else f"{spec.origin}@{_changed(spec.origin)}"
+    version = version_of(package)
+    spec = None if version else find_spec(package)
+    return version if spec is None else f"{spec.origin}@{_changed(spec.origin)}"
 
 
 def _changed(path: str | None) -> int:

@@ -563,6 +563,43 @@ def batches_of_every_form() -> None:
         told("forms", size(model))
 
 
+def joined(rows: list[Any]) -> dict[str, Any]:
+    """Return graphs as one: the nodes of all, to which graph each belongs, and a target for each graph."""
+    return {
+        "nodes": torch.cat([nodes for nodes, _ in rows]),
+        "graph": torch.cat([torch.full((len(nodes),), number) for number, (nodes, _) in enumerate(rows)]),
+        "target": torch.stack([target for _, target in rows]),
+    }
+
+
+def graphs_after_batches_of_a_split() -> None:
+    inputs, targets = classes(48)
+    for step in range(5):
+        if not step:
+            model = fleet.prepare(nn.Linear(6, 3))
+            optimizer = fleet.prepare(torch.optim.SGD(model.parameters(), 0.1))
+        chosen = torch.randint(0, 48, (12,))
+        x, y = fleet.split(inputs[chosen], targets[chosen])
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    told("split", size(model))
+    rows = [(torch.randn(2 + number % 3, 6), torch.tensor(number % 3)) for number in range(40)]
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(rows, 8, shuffle=True, collate_fn=joined)
+    model, optimizer, loader = fleet.prepare(model, optimizer, loader)
+    for _ in range(2):
+        for batch in loader:
+            optimizer.zero_grad()
+            sums = torch.zeros(len(batch["target"]), 3).index_add(0, batch["graph"], model(batch["nodes"]))
+            loss = (sums - F.one_hot(batch["target"], 3)).pow(2).sum() / len(batch["target"])
+            loss.backward()
+            optimizer.step()
+            told("graphs", loss)
+    told("graphs", size(model))
+
+
 def sums_of_data_that_nobody_cuts() -> None:
     """Steps on a memory of samples, before, between and after those on batches: of a sum of them, by one reduction."""
     model = nn.Linear(6, 3)

@@ -67,6 +67,7 @@ ALL = [
     "batches_of_every_form", "a_last_batch_of_one_row_and_normalised_positions", "penalties_beside_two_means",
     "embeddings_of_bounded_norm", "numbers_drawn_for_no_rows",
     "losses_of_which_a_multiple_goes_backward", "losses_of_two_heads", "sums_of_data_that_nobody_cuts",
+    "graphs_after_batches_of_a_split",
 ]  # fmt: skip
 LATER = [
     "dropout_schedule_and_clipping", "padding_and_dropout", "the_batch_in_the_second_dimension",
@@ -245,6 +246,29 @@ def test_what_a_lost_process_has_counted_is_said_to_be_missing(tmp_path: Path) -
     assert found.returncode == 0, found.stderr
     assert found.stdout != "seen 64\n"
     assert "what the lost process had counted before is missing from now on: seen (script.py, line " in found.stderr
+
+
+PARTLY_BY_CLOSURE = """
+def train(given):
+    torch.nn.functional.cross_entropy(model(given), targets).backward()
+fleet.step(train, inputs)
+"""
+ONE_SKIPS = "if number == 5 and fleet.rank == 1:\n    continue"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        (PARTLY_BY_CLOSURE, "the function of fleet.step takes targets, a part of the batch, from outside"),
+        (ONE_SKIPS, "with different batches: cpu:0 with its number 6, cpu:1 with its number 7"),
+    ],
+)
+def test_a_batch_of_which_a_part_is_missed_is_refused(before: str, said: str, tmp_path: Path) -> None:
+    script = written(tmp_path, MODEL.format(before=before.strip().replace("\n", "\n    "), loss=ENTROPY))
+    found = launched(tmp_path, script, options=("--check-steps", "0"))
+    assert (found.returncode, found.stdout) == (2, ""), found.stderr
+    assert said in found.stderr
 
 
 BY_CLOSURE = """

@@ -19,6 +19,7 @@ from typing import NoReturn
 
 import numpy as np
 import torch
+import torch._functorch.config as functorch_config
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -108,6 +109,7 @@ class Member(fleet.TrainingFleet):
 
     def _take_over(self) -> None:
         """Replace what a loop calls by what knows of the other processes."""
+        functorch_config.donated_buffer = False  # a backward pass may go through a compiled graph twice
         torch.Tensor.backward = _launched_backward
         torch.autograd.backward = _launched_autograd_backward
         self._batches.draws.install()
@@ -458,6 +460,8 @@ class _InModel:
         self._batches = batches
 
     def __call__(self, model: torch.nn.Module, args: Batch, options: Batch) -> None:
+        if torch.compiler.is_compiling():  # a guard on what changes with each batch would compile the model anew
+            return
         self._batches.in_model(model, args, options)
 
     def __deepcopy__(self, memo: object) -> Callable[..., None]:

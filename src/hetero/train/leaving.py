@@ -151,6 +151,12 @@ class BatchOrder:
         if source in self._open:
             self._open[source].is_over = True
 
+    def ended_if_used(self, source: object) -> None:
+        """Record that a source without an end is over, where a backward pass was made of what it gave."""
+        one = self._open.get(source)
+        if one is not None and one.used and one.newer is None:
+            one.is_over = True
+
     def forget(self) -> None:
         """Record that the batch that was handed out last is handed out again, to other processes."""
         self._open.clear()

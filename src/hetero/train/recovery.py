@@ -7,9 +7,12 @@ done the whole of it. It must not know how processes are lost, nor start any.
 from __future__ import annotations
 
 import copy
+import dis
 import random
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from types import CellType, CodeType
 from typing import TypeVar
 
 import numpy as np
@@ -89,6 +92,9 @@ class Recovery:
         known = self._batches.current
         is_given = _holds(list(batch), {id_ for id_, _ in _pairs(known, known)})
         self._reducer.without_batch = None if is_given else self._batches.handed_out
+        by_closure = _by_closure(function, {id_ for id_, _ in _pairs(known, known)}) if is_given else None
+        if by_closure is not None:
+            raise mistakes.of_batch_by_closure(by_closure)
         try:
             return self._done(function, batch, known)
         finally:
@@ -198,6 +204,28 @@ def _holds(value: Batch, known: Container[int]) -> bool:
         return True
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     return any(_holds(part, known) for part in (*parts, *_attributes(value).values()))
+
+
+def _by_closure(function: Callable[..., object], known: Container[int]) -> str | None:
+    """Return the name of a variable outside of a function that it reads, and that has a part of a batch."""
+    while isinstance(function, partial):
+        function = function.func
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return None
+    cells = zip(code.co_freevars, getattr(function, "__closure__", None) or (), strict=False)
+    found = {name: cell.cell_contents for name, cell in cells if cell != CellType()}
+    names = _globals_of(code) & function.__globals__.keys()
+    found |= {name: function.__globals__[name] for name in names}
+    parts = Tensor | np.ndarray | list | tuple | dict
+    return next((name for name, value in found.items() if isinstance(value, parts) and _holds(value, known)), None)
+
+
+@lru_cache(64)
+def _globals_of(code: CodeType) -> frozenset[str]:
+    """Return the global names that code reads, and the functions and comprehensions in it."""
+    own = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return frozenset(own).union(*(_globals_of(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
 def _attributes(value: Batch) -> dict[str, Batch]:

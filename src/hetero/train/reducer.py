@@ -598,7 +598,8 @@ class Reducer:
             nonlocal numbers, ratio
             numbers = summed
             told = [[float(each) for each in row] for row in summed[first:].reshape(table.shape)]
-            self._raise_if_apart(told[7:], told[3])
+            self._raise_if_skipped(told[7])
+            self._raise_if_apart(told[8:], told[3])
             self._raise_if_not_given(told[6], loss.dtype)
             self._raise_if_mixing(told[4], told[5])
             if self._count is not None and summed[1]:
@@ -627,8 +628,9 @@ class Reducer:
         seen = (self._signature, over, float(bool(self._strange.mixing)))
         is_alike = self._batches.is_divided and self.without_batch == self._batches.handed_out
         alike = (self._count or 0.0) if self._processes.is_mixed else loss
-        table = np.zeros((7 + len(own), self._processes.world))
-        table[:, self._processes.rank] = [busy_s, *self._clock.last_step, *seen, alike if is_alike else 0.0, *own]
+        known = alike if is_alike else 0.0, float(self._batches.trained_on)
+        table = np.zeros((8 + len(own), self._processes.world))
+        table[:, self._processes.rank] = [busy_s, *self._clock.last_step, *seen, *known, *own]
         return table
 
     def _raise_if_not_given(self, told: Sequence[float], computed_in: torch.dtype) -> None:
@@ -650,6 +652,22 @@ class Reducer:
         if self._options.strict:
             self._processes.end_with(error)
         self._processes.note(f"{error.problem}; --no-strict goes on")
+
+    def _raise_if_skipped(self, numbers: Sequence[float]) -> None:
+        """End all processes where one is at another batch than the others.
+
+        Parameters
+        ----------
+        numbers
+            How many batches each process was handed to train on.
+        """
+        at = {self._processes.devices[rank]: int(numbers[rank]) for rank in self._processes.members}
+        if len(set(at.values())) == 1:
+            return
+        error = mistakes.batches_differ(at)
+        if self._options.strict:
+            self._processes.end_with(error)
+        self._processes.note(f"{error.problem}, and --no-strict goes on")
 
     def _raise_if_apart(self, told: Sequence[Sequence[float]], signatures: Sequence[float]) -> None:
         """End all processes where they have come apart, by what each has told."""

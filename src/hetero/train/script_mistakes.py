@@ -172,6 +172,42 @@ def without_backward(optimizer: Optimizer) -> BadValueError | None:
     )
 
 
+def batches_differ(at: Mapping[str, int]) -> BadValueError:
+    """Return the error that says that processes go backwards with other batches.
+
+    Parameters
+    ----------
+    at
+        How many batches each has had, by the name of its device.
+
+    Examples
+    --------
+    >>> batches_differ({"cpu:0": 6, "cpu:1": 7}).problem
+    'the processes go backwards with different batches: cpu:0 with its number 6, cpu:1 with its number 7'
+    """
+    return BadValueError(
+        "the processes go backwards with different batches: "
+        + ", ".join(f"{name} with its number {number}" for name, number in at.items()),
+        remedy="skip a batch in all processes or in none: before backward, a loss is that of the own rows; "
+        "fleet.sum(loss) is alike in all",
+    )
+
+
+def of_batch_by_closure(name: str) -> BadValueError:
+    """Return the error that says that a step takes a part of its batch from outside.
+
+    Examples
+    --------
+    >>> of_batch_by_closure("targets").remedy
+    'give it all of the batch, as in fleet.step(train, inputs, targets)'
+    """
+    return BadValueError(
+        f"the function of fleet.step takes {name}, a part of the batch, from outside, where it stays that of the "
+        "processes that there were when one is lost",
+        remedy="give it all of the batch, as in fleet.step(train, inputs, targets)",
+    )
+
+
 def without_batch() -> BadValueError:
     """Return the error that says that a step computes rows of a batch that it was not given."""
     return BadValueError(

@@ -32,6 +32,7 @@ _LOOK_LATER = 4
 _WORTH_A_TRIAL = 1.3
 _WORTH_OTHERS_FRAC = 0.02
 _TALKS = 4
+_LEAST_S = 1e-9
 _TALKS_TOO_LONG = 1.2
 
 
@@ -301,6 +302,7 @@ class LearnedShares:
             Whether a process can be left out now.
         """
         self._steps += 1
+        busy_s = [max(each_s, _LEAST_S) for each_s in busy_s]
         busy_before, self._busy_s = self._busy_s, busy_s
         if self._steps == 1:  # the first step after the check is slow for many reasons
             return None

@@ -135,6 +135,8 @@ class SharedBatches:
         Whether this process has none of the rows, and computes the first one with weight 0.
     handed_out
         Batches so far.
+    trained_on
+        How many of them were handed out where gradients are computed.
     passes
         Backward passes with an exchange so far.
     has_unsynced
@@ -167,7 +169,7 @@ class SharedBatches:
         self.shares = self._first_shares()
         self.rows = Rows(0, 1, 1)
         self.is_divided = self.has_loader = self.has_copy = self.has_unsynced = False
-        self.handed_out = self.passes = self.given = 0
+        self.handed_out = self.trained_on = self.passes = self.given = 0
         self.order = BatchOrder()
         self.draws = WholeDraws()
         self.draws.gathered = self._numbers_of_rows
@@ -186,7 +188,7 @@ class SharedBatches:
         self.compare_anew: Callable[[Collection[object]], None] = lambda workers: None
         self._source: object = None
         self._loaders: weakref.WeakSet[SharedLoader] = weakref.WeakSet()
-        self._remembered: tuple[int, int, int, set[Optimizer], set[Optimizer], dict[SharedLoader, int]] | None = None
+        self._remembered: tuple[tuple[int, ...], list[set[Optimizer]], dict[SharedLoader, int]] | None = None
         self._may_carry = False
         self._asked = 0
         self._begins = self._is_passed_over = False
@@ -234,6 +236,8 @@ class SharedBatches:
 
     def begin_batch(self, source: object) -> None:
         """Record that the next batch is about to be read, in this process, by nobody ahead of it."""
+        if self._begins and isinstance(source, SharedLoader) and not self.order.ahead:
+            self.order.ended_if_used("split")
         is_done = self.order.is_done(source) and (self._begins or not self.order.ahead)
         if is_done and not self.has_unsynced and not self._leaving and not self._processes.is_recovering:
             self.compare_anew([each for loader in self._loaders for each in loader.workers])
@@ -255,6 +259,7 @@ class SharedBatches:
             self._leave(shares, source)
         self._begins = False
         self.handed_out += 1
+        self.trained_on += torch.is_grad_enabled()
         self._is_passed_over &= torch.is_grad_enabled()
         self._read += 1
         self.order.handed(source, rows)
@@ -476,19 +481,21 @@ class SharedBatches:
     def remember(self) -> None:
         """Record where an attempt at a step begins."""
         epochs = {loader: loader.epochs for loader in self._loaders}
-        stepped = set(self._stepped_now), set(self._stepped_before)
-        self._remembered = self.handed_out, self.passes, self.given, *stepped, epochs
+        stepped = [set(self._stepped_now), set(self._stepped_before)]
+        self._remembered = (self.handed_out, self.trained_on, self.passes, self.given), stepped, epochs
 
     def hand_out_again(self) -> Batch:
         """Return the own part of the last batch of a loader, when an attempt begins again with fewer processes."""
         assert self._remembered is not None
-        self.handed_out, self.passes, self.given, now, before, epochs = self._remembered
+        counts, (now, before), epochs = self._remembered
+        self.handed_out, self.trained_on, self.passes, self.given = counts
         for loader, number in epochs.items():
             loader.epochs = number
         self.order.forget()
         source = self._source
         if isinstance(source, SharedLoader) and source.is_open:
             self.handed_out -= 1
+            self.trained_on -= torch.is_grad_enabled()
             source.hand_out_again()
         self._stepped_now, self._stepped_before = weakref.WeakSet(now), weakref.WeakSet(before)
         return self.current

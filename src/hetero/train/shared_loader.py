@@ -460,9 +460,17 @@ def _makes_rows(loader: DataLoader[Batch]) -> bool:
     """Return whether a loader makes batches whose rows can be told apart; the generators stay as they were."""
     with generators_kept():
         try:
-            return _holds_rows(loader.collate_fn([loader.dataset[0], loader.dataset[1]]), 2)
+            one, other = loader.dataset[0], loader.dataset[1]
+            both = loader.collate_fn([one, other])
+            return _holds_rows(both, 2) and not _are_joined(loader.collate_fn([one]), loader.collate_fn([other]), both)
         except Exception:  # noqa: BLE001  the loop meets it, too
             return True
+
+
+def _are_joined(one: Batch, other: Batch, both: Batch) -> bool:
+    """Return whether a tensor of a batch of two has the rows of those of each, as the nodes of two graphs."""
+    rows = [[each.shape[0] if each.ndim else 0 for each in tensors_in(batch)] for batch in (one, other, both)]
+    return any(own + more == all_ != 2 for own, more, all_ in zip(*rows, strict=False))
 
 
 def _draws(dataset: Batch) -> bool:

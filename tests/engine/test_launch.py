@@ -384,6 +384,25 @@ def test_what_begins_after_the_first_steps_is_refused_where_it_mixes_samples(
     assert "Traceback" not in found.stderr
 
 
+FREED = """
+import resource
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    numbers = [torch.ones(1 << 20) for _ in range(16)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+first, *others = [faults() for _ in range(6)]
+print(first > 10000, others[1] < 1000)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="takes the allocator of glibc")
+def test_memory_that_a_step_frees_is_kept_for_the_next_one(tmp_path: Path) -> None:
+    found = launched(tmp_path, written(tmp_path, FREED), devices="1xcpu")
+    assert found.stdout.split() == ["True", "True"], found.stderr
+
+
 def test_a_module_is_run_as_by_python(tmp_path: Path) -> None:
     package = tmp_path / "package"
     package.mkdir()

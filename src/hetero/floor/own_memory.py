@@ -19,6 +19,7 @@ __all__ = [
     "data_bytes",
     "data_room_bytes",
     "freed_memory_kept",
+    "keep_freed_memory",
     "limit_data",
     "memory_kills",
     "memory_kills_file",
@@ -73,21 +74,28 @@ def data_room_bytes() -> float:
     return float("inf")
 
 
-@transparent
-def freed_memory_kept() -> Iterator[None]:
-    """Keep up to 1 GiB of freed memory for reuse by this process; not where `limit_data` counts it.
+def keep_freed_memory() -> bool:
+    """Keep up to 1 GiB of freed memory for reuse by this process; return False where that is not done.
 
     Notes
     -----
     A training step frees its activations and takes as much again. glibc hands such memory back to the system at the
     end of a heap, and every page of the next step is then a fault: a quarter of a step where it was measured. Threads
-    that start meanwhile share one heap, since those of threads are given back whole.
+    that start from then on share one heap, since those of threads are given back whole. Where `limit_data` counts what
+    is kept, nothing is.
     """
     keeps = sys.platform == "linux" and hasattr(C_LIBRARY, "mallopt") and data_room_bytes() == float("inf")
     if keeps:
         C_LIBRARY.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MAPPED_BYTES)
         C_LIBRARY.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
         C_LIBRARY.mallopt(_M_ARENA_MAX, 1)
+    return keeps
+
+
+@transparent
+def freed_memory_kept() -> Iterator[None]:
+    """Keep freed memory in here, as `keep_freed_memory` does."""
+    keeps = keep_freed_memory()
     try:
         yield
     finally:

@@ -29,6 +29,7 @@ from torch.utils.hooks import RemovableHandle
 from hetero.backends.cpu import hold_threads
 from hetero.floor import clock
 from hetero.floor.errors import BadValueError
+from hetero.floor.own_memory import keep_freed_memory
 from hetero.train import fleet, global_norm
 from hetero.train import script_mistakes as mistakes
 from hetero.train.host_processes import LaunchedProcess
@@ -61,6 +62,7 @@ class Member(fleet.TrainingFleet):
         self.rank, self.devices, self.device = told.rank, told.devices, self._processes.device
         if self.device.type == "cpu":
             hold_threads(told.cores, torch.get_num_threads, torch.set_num_threads)
+            keep_freed_memory()
         else:
             getattr(torch, self.device.type).set_device(self.device)
         self._options = told.options

@@ -93,3 +93,11 @@ def test_sums_in_shared_memory_are_those_of_rows(
         heard, got = everywhere[0][2 * seed]
         assert heard == [(world * header).tolist()]
         assert got == want
+
+
+def test_gradients_travel_in_few_parts_of_which_three_have_room() -> None:
+    rows = ParameterRows("A", ["a"] * 32, [torch.empty(1 << 17, requires_grad=True) for _ in range(32)])  # 16 MiB
+    for members, parts in ((2, 1), (3, 2), (8, 4), (16, 8)):
+        cut = rows.parts(members)
+        assert len(cut) == parts
+        assert 3 * members * max(sum(each.nbytes for each in part.parameters) for part in cut) < shared_memory._BYTES

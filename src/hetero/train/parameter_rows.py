@@ -27,7 +27,8 @@ _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}
 _ROUGH_TOLERANCE = 0.05
 _LEAST = 1e-30
 _ROOM = 128
-_PART_BYTES = 4 << 20
+_PART_BYTES = 32 << 20
+"""Of gradients that travel together, those of all processes: three times that fits into what they share."""
 
 
 class GradientRow(NamedTuple):
@@ -74,7 +75,7 @@ class ParameterRows:
     names: list[str]
     parameters: list[Tensor]
     _rows: dict[torch.dtype, GradientRow] = field(default_factory=dict)
-    _parts: tuple[list[int], list[_GradientPart]] | None = None
+    _parts: tuple[list[int], int, list[_GradientPart]] | None = None
 
     @property
     def has_gradients(self) -> bool:
@@ -102,12 +103,16 @@ class ParameterRows:
             self._rows[dtype] = GradientRow(indices, flat, views, buffer)
         return self._rows[dtype]
 
-    def parts(self) -> list[_GradientPart]:
-        """Return what travels together through shared memory; made anew where other parameters are trained."""
+    def parts(self, members: int) -> list[_GradientPart]:
+        """Return what travels together through memory that so many members share.
+
+        It is made anew where other parameters are trained, or by other members.
+        """
         indices = [index for index, each in enumerate(self.parameters) if each.requires_grad]
-        if self._parts is None or self._parts[0] != indices:
-            self._parts = indices, [_GradientPart(chosen, self.parameters) for chosen in _cut(indices, self.parameters)]
-        return self._parts[1]
+        if self._parts is None or self._parts[:2] != (indices, members):
+            cut = _cut(indices, self.parameters, _PART_BYTES // members)
+            self._parts = indices, members, [_GradientPart(chosen, self.parameters) for chosen in cut]
+        return self._parts[2]
 
     def take(self, dtype: torch.dtype) -> GradientRow:
         """Copy the gradients of a dtype into their row; zeros where there is none."""
@@ -161,8 +166,9 @@ def add_up(
 
     Notes
     -----
-    Between processes of one host the gradients are written once, into memory that they share, in parts of 4 MiB: one
-    is read while the next is there already. What has no room in it travels in rows as long as the gradients.
+    Between processes of one host the gradients are written once, into memory that they share, in parts of 16 MiB
+    between two processes, of less between more: each part takes words of its own. One is read while the next is there
+    already. What has no room in it travels in rows as long as the gradients.
     """
     used = [float(one.grad is not None) for each in touched for one in each.parameters]
     numbers = np.array([*header, *used])
@@ -201,7 +207,7 @@ def _add_up_in_parts(
 
     offset, is_first = 0, True
     for each in touched:
-        for part in each.parts():
+        for part in each.parts(group.world_size):
             row = part.send(group, header if is_first else header[:0])
             if is_first:
                 if row is None:
@@ -223,12 +229,12 @@ def _add_up_in_parts(
     return True
 
 
-def _cut(indices: Sequence[int], parameters: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Cut parameters into parts of one dtype each, of 4 MiB or one parameter."""
+def _cut(indices: Sequence[int], parameters: Sequence[Tensor], most_bytes: int) -> Iterator[list[int]]:
+    """Cut parameters into parts of one dtype each, of so many bytes at most or of one parameter."""
     for dtype in dict.fromkeys(parameters[index].dtype for index in indices):
         chosen: list[int] = []
         for index in (each for each in indices if parameters[each].dtype == dtype):
-            if chosen and sum(parameters[each].nbytes for each in (*chosen, index)) > _PART_BYTES:
+            if chosen and sum(parameters[each].nbytes for each in (*chosen, index)) > most_bytes:
                 yield chosen
                 chosen = []
             chosen.append(index)

@@ -7,17 +7,21 @@ import json
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from hetero.errors import BadValueError, HeteroError
-from hetero.recipes.mnist import load_digits, load_mnist, read_idx
+from hetero.recipes.mnist import load_digits, load_mnist, network, read_idx
+from hetero.recipes.run import Watcher, carry_out
+from hetero.recipes.training import read_recipe
 from tests.needs import PROJECT, data_folder
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 RECIPE = PROJECT / "examples" / "mnist.yaml"
 
@@ -85,6 +89,9 @@ def test_without_data_the_five_steps_go_through_on_scikit_learns_digits(tmp_path
         ("train.shares={cpu:0: 100}", 2, "100 is 100, and the global batch is 128"),
         ("model=resnet", 2, "model: 'resnet' is not known"),
         ("devces=1xcpu", 3, "did you mean 'devices'?"),
+        ("train.clip_norm=-1", 3, "train.clip_norm=-1 is not allowed; give a number above 0"),
+        ("train.schedule=cosine", 3, "train.schedule='cosine' is not allowed; give a function, a dict"),
+        ("train.schedule={CosinLR: {}}", 2, "schedule='CosinLR' is no scheduler of torch's"),
     ],
 )
 def test_a_mistake_in_a_recipe_is_one_line(setting: str, code: int, words: str, tmp_path: Path) -> None:
@@ -92,6 +99,27 @@ def test_a_mistake_in_a_recipe_is_one_line(setting: str, code: int, words: str, 
     assert words in found.stderr
     assert found.stderr.startswith("hetero: ")
     assert found.stderr.count("\n") == 1
+
+
+def test_a_recipe_clips_schedules_and_averages_as_the_options_of_the_same_names(tmp_path: Path) -> None:
+    given = {"clip_norm": 1.0, "schedule": {"OneCycleLR": {"max_lr": 0.01, "total_steps": 24}}, "ema_decay": 0.9}
+    recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
+    recipe["train"] |= {**given, "epochs": 2}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    settings = ["train.epochs=2", *(f"train.{key}={json.dumps(value)}" for key, value in given.items())]
+    laid = read_recipe(RECIPE, settings)
+    assert laid.options == read_recipe(tmp_path / "run.yaml").options
+    assert {key: getattr(laid.options, key) for key in given} == given
+    outcome = carry_out(replace(laid, output=tmp_path / "out"), Watcher(), devices="1xcpu")
+    assert outcome.tested.accuracy > 0.5
+    assert outcome.tested.loss != outcome.reports[-1].test_loss  # the averages are tested and saved
+    from hetero.train import Trainer, load_parameters
+
+    model, digits = network(), load_digits()
+    load_parameters(model, outcome.model)
+    sgd = torch.optim.SGD(model.parameters())
+    with Trainer(model, torch.nn.CrossEntropyLoss(), sgd, digits.train, global_batch=8, devices="1xcpu") as trainer:
+        assert trainer.evaluate(digits.test).loss == pytest.approx(outcome.tested.loss, rel=1e-5)
 
 
 def test_a_file_that_is_no_model_is_told(tmp_path: Path) -> None:

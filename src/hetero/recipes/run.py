@@ -141,9 +141,11 @@ def carry_out(recipe: Recipe, watcher: Watcher, *, devices: str | None = None) -
         before = _resume(trainer, watcher) if recipe.resume else 0
         watcher.on_stage(3, "execute", [f"goes on after step {trainer.step}"] if trainer.step else [])
         reports = trainer.fit(max(0, recipe.epochs - before), test=digits.test, listener=watcher)
-        tested = _tested(reports, len(digits.test[0])) or trainer.evaluate(digits.test)
+        ema = recipe.options.ema_decay is not None
+        last = None if ema else _tested(reports, len(digits.test[0]))
+        tested = last or trainer.evaluate(digits.test, ema=ema)
         watcher.on_stage(4, "collect results", [])
-        saved = trainer.save(output / "model.safetensors", {"hetero.model": recipe.model})
+        saved = trainer.save(output / "model.safetensors", {"hetero.model": recipe.model}, ema=ema)
         notes = tuple(trainer.notes)
     metrics = output / "metrics.json"
     outcome = TrainingOutcome(tuple(reports), before, tested, about, notes, saved, metrics, trace, digits.origin)

@@ -118,7 +118,9 @@ def train_here(recipe: Recipe, digits: Digits) -> Iterator[Evaluation]:
             total, _ = replica.reduce(group, replica.compute(train, piece, len(piece)), [])
             replica.apply(total, len(piece))
             replica.step += 1
-        sums = replica.evaluate(test, range(len(test)), _EVALUATE_AT_ONCE)
+        replica.end_epoch()
+        with replica.averaged():
+            sums = replica.evaluate(test, range(len(test)), _EVALUATE_AT_ONCE)
         accuracy = sums.right / sums.classes if sums.classes else None
         yield Evaluation(len(test), sums.loss / sums.weight, accuracy)
 
@@ -241,7 +243,7 @@ def _ranges_of(tree: Tree, key: Key) -> Iterator[tuple[Key, object]]:
 def _in_recipe(tree: Tree) -> Iterator[tuple[Key, object]]:
     """Yield the places of a recipe that may be left open, those that hold a mapping."""
     for key, value in [(("model",), tree.value.get("model")), *_ranges_of(tree, ("train",))]:
-        if is_range(value) or (isinstance(value, dict) and key != ("train", "shares")):
+        if is_range(value) or (isinstance(value, dict) and key not in (("train", "shares"), ("train", "schedule"))):
             yield key, value
 
 

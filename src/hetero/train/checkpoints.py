@@ -169,7 +169,7 @@ def run_facts(options: TrainOptions, samples: int) -> dict[str, object]:
     ----------
     samples : of the data
     """
-    names = ("seed", "global_batch", "shuffle", "exact")
+    names = ("seed", "global_batch", "shuffle", "exact", "clip_norm", "clip_value", "ema_decay")
     return {**{name: getattr(options, name) for name in names}, "samples": samples}
 
 

@@ -310,6 +310,7 @@ class _Member(Membership):
         if replica.step % self.steps_an_epoch:
             self.keep()
         else:
+            replica.end_epoch()
             self._end_epoch()
         better = self.sharing.learn(busy_s, waits_s, ids, counts)
         if better is not None:

@@ -113,8 +113,10 @@ def estimate(model: object, loss: object, optimizer: object, samples: Samples, o
     per_sample = max(0, more.pass_bytes - few.pass_bytes) // (_MORE - _FEW)
     held = few.parameters + few.gradients
     owed = int(_OWED[options.compression] * few.gradients)
+    averages = 0 if options.ema_decay is None else few.gradients
     fixed = max(0, few.pass_bytes - held - _FEW * per_sample) + owed
-    return Need({**one.as_dict(), "compression": owed}, held, fixed, per_sample, one.total_bytes - held + owed)
+    parts = {**one.as_dict(), "compression": owed, "averages": averages}
+    return Need(parts, held + averages, fixed, per_sample, one.total_bytes - held + owed)
 
 
 def is_short(device: Device, model: torch.nn.Module) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from hetero.backends.registry import torch_place
@@ -68,7 +69,8 @@ def probe(
     from hetero.train.replica import ModelReplica
 
     gc.collect()
-    copy = ModelReplica(job.parts, job.options, torch_place(device), 0, passes)
+    options = replace(job.options, schedule=None, schedule_each="step")  # which may have no more steps than the run
+    copy = ModelReplica(job.parts, options, torch_place(device), 0, passes)
     if job.need is not None:
         passes.expect(job.need, room_bytes(device))
     throttle.restart()

@@ -28,6 +28,7 @@ from hetero.train.gradients import FINEST, BitwiseGradients, Gradients
 from hetero.train.keyed_random import KeyedPasses, KeyedRandom
 from hetero.train.losses import SummedLoss
 from hetero.train.memory import PassLimit
+from hetero.train.schedules import load_schedule, make_schedule, schedule_state
 from hetero.train.state import load_state, pack
 from hetero.train.values import NotANumberError, TrainOptions
 
@@ -237,6 +238,8 @@ class ModelReplica(Judge):
             )
         check_closure(self.optimizer)
         check_parameters(model, self.optimizer)
+        self.schedule = None if options.schedule is None else make_schedule(options.schedule, self.optimizer)
+        self._averages: dict[str, torch.Tensor] = {}
         kind = BitwiseGradients if options.exact == "bitwise" else Gradients
         self.gradients = kind(trained, HEADER + ranks, options)
         self.random = KeyedRandom(options.seed)
@@ -362,11 +365,53 @@ class ModelReplica(Judge):
             self.gradients.forget()
             return False
         self.gradients.scale(self._factor(total.weight, batch))
+        self._clip()
         self._step_optimizer()
+        if self.schedule is not None and self.options.schedule_each == "step":
+            self.schedule.step()
+        self._average()
         self._good_steps += 1
         if self.options.precision == "fp16" and self._good_steps % _GROWS_AFTER == 0:
             self.scale *= 2
         return True
+
+    def end_epoch(self) -> None:
+        """Record that the last step of an epoch was made."""
+        if self.schedule is not None and self.options.schedule_each == "epoch":
+            self.schedule.step()
+
+    def _clip(self) -> None:
+        options, parameters = self.options, self.gradients.parameters
+        if options.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, options.clip_norm)
+        elif options.clip_value is not None:
+            torch.nn.utils.clip_grad_value_(parameters, options.clip_value)
+
+    def _average(self) -> None:
+        """Have the averages follow the weights: w̄ ← d w̄ + (1 − d) w, with w̄ = w after the first step."""
+        if self.options.ema_decay is None:
+            return
+        weights = {name: each.detach() for name, each in self.model.named_parameters() if each.requires_grad}
+        if not self._averages:
+            self._averages = {name: each.clone() for name, each in weights.items()}
+            return
+        follow = torch.optim.swa_utils.get_ema_multi_avg_fn(self.options.ema_decay)
+        follow([*self._averages.values()], [weights[name] for name in self._averages], 0)
+
+    @transparent
+    def averaged(self) -> Iterator[None]:
+        """Have the model hold the averages of its weights where the run keeps them."""
+        parameters = {name: each for name, each in self.model.named_parameters() if name in self._averages}
+        weights = {name: each.detach().clone() for name, each in parameters.items()}
+        with torch.no_grad():
+            for name, each in parameters.items():
+                each.copy_(self._averages[name])
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, each in parameters.items():
+                    each.copy_(weights[name])
 
     def _step_optimizer(self) -> None:
         try:
@@ -413,11 +458,15 @@ class ModelReplica(Judge):
     def state(self) -> bytes:
         """Return everything that the next step depends on."""
         exponents = getattr(self.gradients, "exponents", [])
-        return pack(self.model, self.optimizer, [self.step, self.scale, self._good_steps, *exponents])
+        numbers = [self.step, self.scale, self._good_steps, *exponents]
+        return pack(self.model, self.optimizer, numbers, self._averages, schedule_state(self.schedule))
 
     def adopt(self, state: bytes) -> None:
         """Take over a state that `state` gave."""
-        step, self.scale, good_steps, *exponents = load_state(state, self.model, self.optimizer, self.place)
+        found = load_state(state, self.model, self.optimizer, self.place)
+        load_schedule(self.schedule, found.schedule)
+        self._averages = {name: average.clone() for name, average in found.averages.items()}
+        step, self.scale, good_steps, *exponents = found.numbers
         self.step, self._good_steps = int(step), int(good_steps)
         if isinstance(self.gradients, BitwiseGradients):
             self.gradients.exponents = [int(exponent) for exponent in exponents]

@@ -1,7 +1,7 @@
 """Learning-rate schedulers of torch's that hold an optimizer: who can step them, and their state in checkpoints.
 
-In: an optimizer, callbacks. Out: the name of a scheduler that nobody steps; states as plain values, and back; the way
-back to an epoch that comes again. It must not step one.
+In: an optimizer, callbacks, the options of a run. Out: the scheduler that the options ask for; the name of one that
+nobody steps; states as plain values, and back; the way back to an epoch that comes again. It must not step one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hetero.floor.errors import BadValueError
+from hetero.floor.errors import BadValueError, did_you_mean
+from hetero.floor.units import shown
 from hetero.session.functions import used_names
 from hetero.train.compatibility import group_values, set_values
 
-__all__ = ["ScheduleHistory", "load_schedulers", "unstepped_scheduler"]
+__all__ = [
+    "ScheduleHistory",
+    "load_schedule",
+    "load_schedulers",
+    "make_schedule",
+    "schedule_state",
+    "unstepped_scheduler",
+]
 
 _MOST_MET = 200_000
 _SCHEDULER = re.compile(r"(?i:sched|warm_?up|anneal|decay)|LR$")
@@ -98,6 +106,95 @@ def _like_schedulers(optimizer: object) -> list[object]:
 def _steps_rates(kind: type) -> bool:
     own = callable(_read(kind, "step")) and not issubclass(kind, torch.optim.Optimizer)
     return own and any(_SCHEDULER.search(each.__name__) for each in kind.__mro__)
+
+
+# --- what the options ask for --------------------------------------------------------------------------------
+
+
+def make_schedule(schedule: object, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    """Return the scheduler of an optimizer that `TrainOptions.schedule` asks for.
+
+    Raises
+    ------
+    BadValueError
+        It is none of torch's, is of another optimizer, or needs more than a step.
+    """
+    kind = torch.optim.lr_scheduler
+    made = schedule(optimizer) if callable(schedule) else _named_schedule(schedule, optimizer)
+    if not isinstance(made, kind.LRScheduler):
+        raise BadValueError(
+            f"schedule returned {shown(made)}, which is no scheduler of torch's",
+            remedy="return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100) or its like",
+        )
+    if isinstance(made, kind.ReduceLROnPlateau):
+        raise BadValueError(
+            "schedule makes a ReduceLROnPlateau, whose step takes a figure of the epoch",
+            remedy="step it in a callback: callbacks=[lambda report: plateau.step(report.test_loss)]",
+        )
+    if made.optimizer is not optimizer:
+        raise BadValueError(
+            "schedule returned the scheduler of another optimizer than the one that it was called with",
+            remedy="make it of the argument, as in schedule=lambda optimizer: StepLR(optimizer, 30)",
+        )
+    return made
+
+
+def _named_schedule(named: Any, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    """Return a scheduler by the name of its class; what it takes as `schedulers` is named in the same way."""
+    module = torch.optim.lr_scheduler
+    known = [
+        name for name, kind in vars(module).items() if isinstance(kind, type) and name.endswith(("LR", "Restarts"))
+    ]
+    known = sorted({*known, "ChainedScheduler"})
+    if not isinstance(named, Mapping) or len(named) != 1:
+        raise BadValueError(
+            f"schedule={shown(named)} names no scheduler",
+            remedy="write its name and arguments: {StepLR: {step_size: 30}}",
+        )
+    [(name, arguments)] = named.items()
+    if name not in known:
+        raise BadValueError(
+            f"schedule={name!r} is no scheduler of torch's{did_you_mean(name, known)}",
+            remedy=f"give {', '.join(known)}",
+        )
+    parts = {
+        key: [_named_schedule(each, optimizer) for each in value] if key == "schedulers" else value
+        for key, value in dict(arguments or {}).items()
+    }
+    try:
+        return getattr(module, name)(optimizer=optimizer, **parts)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise BadValueError(
+            f"schedule={name!r}: {' '.join(str(error).split())}",
+            remedy=f"give the arguments of torch.optim.lr_scheduler.{name}",
+        ) from error
+
+
+def schedule_state(schedule: torch.optim.lr_scheduler.LRScheduler | None) -> dict[str, object] | None:
+    """Return the state of a run's own scheduler as values that JSON can hold, None where there is none."""
+    if schedule is None:
+        return None
+    name = type(schedule).__name__
+    return {"class": name, "state": _plain(schedule.state_dict(), name)}
+
+
+def load_schedule(schedule: torch.optim.lr_scheduler.LRScheduler | None, state: Mapping[str, object] | None) -> None:
+    """Load what `schedule_state` returned.
+
+    Raises
+    ------
+    BadValueError
+        It is the state of a scheduler of another class, or of a run without one.
+    """
+    mine = "no schedule" if schedule is None else type(schedule).__name__
+    kept = "no schedule" if state is None else str(state.get("class"))
+    if kept != mine:
+        raise BadValueError(
+            f"the state was kept with {kept}, and this run has {mine}",
+            remedy="give the schedule that was used, or another folder to begin anew",
+        )
+    if schedule is not None and state is not None:
+        schedule.load_state_dict(_value(state.get("state")))
 
 
 # --- their state ---------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,6 +20,7 @@ from hetero.floor.errors import FileError, HeteroError
 from hetero.floor.units import shown
 
 __all__ = [
+    "TrainingState",
     "frozen_word",
     "has_adapters",
     "in_one_order",
@@ -38,12 +39,37 @@ _LENGTH_BYTES = 8
 _words: WeakKeyDictionary[object, tuple[object, str]] = WeakKeyDictionary()
 
 
-def pack(model: object, optimizer: torch.optim.Optimizer, numbers: Sequence[float]) -> bytes:
+class TrainingState(NamedTuple):
+    """What `pack` wrote.
+
+    Attributes
+    ----------
+    model, optimizer : their states
+    numbers : the step first
+    averages : of the weights, by parameter; empty where there are none
+    schedule : of the learning rate, None where there is none
+    """
+
+    model: dict[str, torch.Tensor]
+    optimizer: dict[str, object]
+    numbers: list[float]
+    averages: Mapping[str, torch.Tensor]
+    schedule: Mapping[str, object] | None
+
+
+def pack(
+    model: object,
+    optimizer: torch.optim.Optimizer,
+    numbers: Sequence[float],
+    averages: Mapping[str, torch.Tensor] | None = None,
+    schedule: Mapping[str, object] | None = None,
+) -> bytes:
     """Write the state of a model and its optimizer; of parameters that are not trained, a checksum.
 
     Parameters
     ----------
     numbers : the step first, then whatever the caller needs
+    averages, schedule : see `TrainingState`
 
     Raises
     ------
@@ -51,6 +77,7 @@ def pack(model: object, optimizer: torch.optim.Optimizer, numbers: Sequence[floa
         The optimizer keeps something that is neither a tensor nor plain.
     """
     tensors = {f"model/{name}": tensor for name, tensor in kept_state(model).items()}
+    tensors |= {f"average/{name}": tensor for name, tensor in (averages or {}).items()}
     kept = optimizer.state_dict()
     plain: dict[str, dict[str, object]] = {}
     for index, entries in kept["state"].items():
@@ -62,6 +89,7 @@ def pack(model: object, optimizer: torch.optim.Optimizer, numbers: Sequence[floa
     facts = {
         **{"numbers": list(numbers), "groups": kept["param_groups"], "plain": plain},
         **{"frozen": frozen_word(model), "optimizer": getattr(optimizer, "kind", type(optimizer).__name__)},
+        **({} if schedule is None else {"schedule": schedule}),
     }
     try:
         text = json.dumps(facts)
@@ -104,11 +132,12 @@ class _Settled:
 
 def renewed(data: bytes, model: object, optimizer: object) -> bytes:
     """Write a state anew with the model as it is now, and the optimizer where it is one; its numbers stay."""
-    _, kept, numbers = unpack(data)
+    found = unpack(data)
+    own = hasattr(optimizer, "state_dict")
     return pack(
         model,
-        optimizer if hasattr(optimizer, "state_dict") else _Settled(kept, _facts(data).get("optimizer", "")),
-        numbers,
+        optimizer if own else _Settled(found.optimizer, _facts(data).get("optimizer", "")),
+        *found[2:],
     )
 
 
@@ -133,8 +162,8 @@ def step_of(data: bytes) -> int:
     return int(first)
 
 
-def unpack(data: bytes, place: object = "cpu") -> tuple[dict[str, object], dict[str, object], list[float]]:
-    """Read what `pack` wrote: the model's state, the optimizer's, and the numbers.
+def unpack(data: bytes, place: object = "cpu") -> TrainingState:
+    """Read what `pack` wrote.
 
     Raises
     ------
@@ -146,7 +175,8 @@ def unpack(data: bytes, place: object = "cpu") -> tuple[dict[str, object], dict[
         tensors = load(data)
     except SafetensorError as error:
         raise FileError(f"this is no training state: {error}", remedy="use another checkpoint") from error
-    model: dict[str, object] = {}
+    model: dict[str, torch.Tensor] = {}
+    averages: dict[str, torch.Tensor] = {}
     try:
         state: dict[int, dict[str, object]] = {int(index): dict(entries) for index, entries in facts["plain"].items()}
         groups, numbers = facts["groups"], facts["numbers"]
@@ -154,32 +184,37 @@ def unpack(data: bytes, place: object = "cpu") -> tuple[dict[str, object], dict[
         raise FileError(f"this is no training state: {error}", remedy="use another checkpoint") from error
     for name, tensor in tensors.items():
         part, _, rest = name.partition("/")
-        if part == "model":
-            model[rest] = tensor.to(place)
+        if part in ("model", "average"):
+            (model if part == "model" else averages)[rest] = tensor.to(place)
         else:
             index, _, entry = rest.partition("/")
             state.setdefault(int(index), {})[entry] = tensor
-    return model, {"state": state, "param_groups": groups}, numbers
+    schedule = facts.get("schedule")
+    if schedule is not None and not isinstance(schedule, dict):
+        raise FileError(
+            f"this is no training state: its schedule is {shown(schedule)}", remedy="use another checkpoint"
+        )
+    return TrainingState(model, {"state": state, "param_groups": groups}, numbers, averages, schedule)
 
 
-def load_state(data: bytes, model: object, optimizer: object, place: object = "cpu") -> list[float]:
-    """Load a state into a model and, where it is one, an optimizer; returns the numbers.
+def load_state(data: bytes, model: object, optimizer: object, place: object = "cpu") -> TrainingState:
+    """Load a state into a model and, where it is one, an optimizer; returns it.
 
     Raises
     ------
     HeteroError
         The state is of another model or optimizer.
     """
-    weights, kept, numbers = unpack(data, place)
-    _check_optimizer(_facts(data).get("optimizer", ""), kept, optimizer)
+    found = unpack(data, place)
+    _check_optimizer(_facts(data).get("optimizer", ""), found.optimizer, optimizer)
     try:
-        load_kept(model, weights, _facts(data).get("frozen", ""))
+        load_kept(model, found.model, _facts(data).get("frozen", ""))
         if hasattr(optimizer, "load_state_dict"):
-            _load_optimizer(optimizer, kept)
+            _load_optimizer(optimizer, found.optimizer)
     except (RuntimeError, ValueError) as error:
         said = " ".join(str(error).split())[:300]
         raise HeteroError(f"the state is of another model: {said}", remedy="give the model that was trained") from error
-    return numbers
+    return found
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, kept: dict[str, object]) -> None:

@@ -6,6 +6,7 @@ It must not compute a step: the members do, each on its device.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +45,7 @@ from hetero.train.replica import Parts, training_modes
 from hetero.train.sample_log import append_line, next_run
 from hetero.train.saving import save_model
 from hetero.train.schedules import ScheduleHistory, load_schedulers
-from hetero.train.state import has_adapters, load_state, renewed
+from hetero.train.state import has_adapters, load_state, renewed, unpack
 from hetero.train.values import (
     CHECKPOINT_KEYS,
     CheckpointOptions,
@@ -214,8 +215,34 @@ class Trainer:
             raise NothingFitsError(f"torch can train on none of {names}", remedy="name a CPU or a GPU that torch knows")
         return found
 
+    @property
+    def ema_model(self) -> torch.nn.Module:
+        """A copy of the model with the moving averages of the weights, and the buffers as they are.
+
+        Raises
+        ------
+        BadValueError
+            `TrainOptions` has no ema_decay.
+        """
+        if self.options.ema_decay is None:
+            raise BadValueError(
+                "this Trainer keeps no averages of the weights", remedy="give TrainOptions(ema_decay=0.999)"
+            )
+        made = copy.deepcopy(self.model)
+        averages = {} if self._state is None else unpack(self._state).averages
+        with torch.no_grad():
+            for name, parameter in made.named_parameters():
+                if name in averages:
+                    parameter.copy_(averages[name])
+        return made
+
     def save(
-        self, path: str | Path, facts: Mapping[str, str] | None = None, *, trained_only: bool | None = None
+        self,
+        path: str | Path,
+        facts: Mapping[str, str] | None = None,
+        *,
+        trained_only: bool | None = None,
+        ema: bool = False,
     ) -> Path:
         """Write the model's parameters as safetensors, whole or not at all; `hetero.train.load_parameters` reads them.
 
@@ -225,6 +252,8 @@ class Trainer:
             Words kept beside them, for `hetero infer` and for people.
         trained_only
             True to leave out what is not trained; so it is with adapters of `peft` where nothing is said.
+        ema
+            True for the model with the averages of the weights.
 
         Examples
         --------
@@ -238,7 +267,7 @@ class Trainer:
         ('here', True)
         """
         part = has_adapters(self.model) if trained_only is None else trained_only
-        return save_model(self.model, path, facts or {}, trained_only=part)
+        return save_model(self.ema_model if ema else self.model, path, facts or {}, trained_only=part)
 
     def resume(self) -> int:
         """Return to the newest complete checkpoint; returns the whole epochs that were done by then.
@@ -392,13 +421,15 @@ class Trainer:
             self.reports += [report for report in heard.reports if report.step <= self._step]
         return heard.reports
 
-    def evaluate(self, data: object) -> Evaluation:
+    def evaluate(self, data: object, *, ema: bool = False) -> Evaluation:
         """Test the model on data, over all devices.
 
         Parameters
         ----------
         data
             Inputs and targets as for the Trainer.
+        ema
+            True for the model with the averages of the weights.
 
         Examples
         --------
@@ -415,19 +446,21 @@ class Trainer:
         self._refuse_meanwhile("evaluate", "give fit test=DATA, or evaluate after fit(1) in a loop")
         samples = as_samples(data, "test data")
         sums = Parts()
-        for part in self._over(evaluate_part, samples):
+        for part in self._over(evaluate_part, samples, self.ema_model if ema else self.model):
             sums = Parts(*(a + b for a, b in zip(sums.header, part, strict=True)))
         divisor = sums.weight if SummedLoss(self.loss).divides else sums.samples
         accuracy = sums.right / sums.classes if sums.classes else None
         return Evaluation(int(sums.samples), sums.loss / divisor if divisor else 0.0, accuracy)
 
-    def predict(self, data: object) -> Any:
+    def predict(self, data: object, *, ema: bool = False) -> Any:
         """Return the model's outputs for data, over all devices, in order.
 
         Parameters
         ----------
         data
             Inputs as an array or tensor, or whatever the Trainer takes, whose targets are not looked at.
+        ema
+            True for the model with the averages of the weights.
 
         Returns
         -------
@@ -452,13 +485,15 @@ class Trainer:
         """
         self._refuse_meanwhile("predict")
         samples = Samples(arrays=(as_array(data),)) if hasattr(data, "shape") else as_samples(data, "data to predict")
-        return torch.cat([torch.from_numpy(part) for part in self._over(predict_part, samples)])
+        model = self.ema_model if ema else self.model
+        return torch.cat([torch.from_numpy(part) for part in self._over(predict_part, samples, model)])
 
-    def _over(self, function: Any, samples: Samples) -> list[Any]:
+    def _over(self, function: Any, samples: Samples, model: torch.nn.Module) -> list[Any]:
         if not len(samples):
             raise BadValueError("there are no samples", remedy="give at least one")
-        parts = cloudpickle.dumps((self.model, self.loss))
-        work = self.context.put(PackedModel(parts, self.options, next(_numbers), process_settings()))
+        parts = cloudpickle.dumps((model, self.loss))
+        options = replace(self.options, schedule=None, schedule_each="step")
+        work = self.context.put(PackedModel(parts, options, next(_numbers), process_settings()))
         return run_over(self.context, self.devices, function, work, self._put(samples), len(samples))
 
     def _refuse_meanwhile(self, what: str, remedy: str = "call it after fit, as after fit(1) in a loop") -> None:
@@ -563,6 +598,11 @@ class Trainer:
                 "other parameters are trained than before, and the function that makes the optimizer knows no more",
                 remedy="give the optimizer itself, or another Trainer",
             )
+        if self.options.ema_decay is not None and trained != self._trained:
+            raise BadValueError(
+                "other parameters are trained than before, of which there are no averages (ema_decay)",
+                remedy="make another Trainer",
+            )
         return renewed(self._state, self.model, self.optimizer)
 
     def _note_hooks(self) -> None:
@@ -641,7 +681,7 @@ class Trainer:
         self._seen = seen(self.model, self.loss, self.optimizer)
 
     def _adopt(self, state: bytes) -> None:
-        numbers = load_state(state, self.model, self.optimizer)
+        numbers = load_state(state, self.model, self.optimizer).numbers
         self._trained = argument_checks.trained_names(self.model)
         if hasattr(self.optimizer, "param_groups"):
             self.optimizer._opt_called = True

@@ -16,6 +16,8 @@ from hetero.floor.options import check_fields
 
 if TYPE_CHECKING:
     import torch
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
 __all__ = [
     "CHECKPOINT_KEYS",
@@ -25,6 +27,7 @@ __all__ = [
     "NANS",
     "OVERLAPS",
     "PRECISIONS",
+    "SCHEDULE_STEPS",
     "SHARES",
     "CheckpointOptions",
     "DataOptions",
@@ -44,6 +47,7 @@ NANS = ("stop", "skip")
 LAYOUTS = ("auto", "channels_first", "channels_last")
 OVERLAPS = ("auto", "always", "never")
 COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
+SCHEDULE_STEPS = ("step", "epoch")
 _PARTS = 16
 _MOST_PARTS = 256
 _MOST_BATCH = 2**24
@@ -100,6 +104,17 @@ class TrainOptions:
     layout
         Of what convolutions work on in memory: 'channels_last', 'channels_first' as the model has it, or 'auto' for
         what each device is found to be sooner with.
+    clip_norm
+        Largest norm of the summed gradients of a step, all parameters taken together; longer ones are scaled down.
+    clip_value
+        Largest magnitude of an entry of the summed gradients of a step.
+    schedule
+        Of the learning rate: a function of the optimizer that makes a scheduler of torch's, or the name of such a class
+        with its arguments, as in {'CosineAnnealingLR': {'T_max': 100}}.
+    schedule_each
+        'step' or 'epoch', after which the schedule makes its step.
+    ema_decay
+        Of an exponential moving average of the weights, which follows every step.
 
     Raises
     ------
@@ -127,6 +142,11 @@ class TrainOptions:
     sum_on: str = ""
     recompute: str | Sequence[str] = "none"
     layout: str = "auto"
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    schedule: Callable[[Optimizer], LRScheduler] | Mapping[str, Mapping[str, object]] | None = None
+    schedule_each: str = "step"
+    ema_decay: float | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -146,6 +166,32 @@ class TrainOptions:
         if not isinstance(self.recompute, str):
             object.__setattr__(self, "recompute", tuple(self.recompute))
         self._check_bitwise()
+        self._check_update()
+
+    def _check_update(self) -> None:
+        for name in ("clip_norm", "clip_value"):
+            given = getattr(self, name)
+            if given is not None and not 0 < given < float("inf"):
+                raise BadValueError(f"{name}={given!r} is not allowed", remedy="give a number above 0, or None")
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise BadValueError(
+                f"clip_norm={self.clip_norm:g} and clip_value={self.clip_value:g} clip the same gradients",
+                remedy="leave one of the two out",
+            )
+        if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
+            raise BadValueError(
+                f"ema_decay={self.ema_decay!r} is not allowed", remedy="give a number from 0 to below 1, as 0.999"
+            )
+        _word("schedule_each", self.schedule_each, SCHEDULE_STEPS)
+        if self.schedule is None and self.schedule_each != "step":
+            raise BadValueError(
+                f"schedule_each={self.schedule_each!r} has no effect without a schedule", remedy="give schedule=, too"
+            )
+        if isinstance(self.schedule, Mapping) and len(self.schedule) != 1:
+            raise BadValueError(
+                f"schedule={dict(self.schedule)!r} names {len(self.schedule)} schedulers",
+                remedy="give one, as {'CosineAnnealingLR': {'T_max': 100}}, or several as parts of a SequentialLR",
+            )
 
     def _check_bitwise(self) -> None:
         if self.exact != "bitwise":

@@ -993,7 +993,7 @@ def test_a_state_of_another_optimizer_is_refused_by_the_names_of_both() -> None:
     kept = pack(model, torch.optim.Adam(model.parameters()), [3])
     with pytest.raises(HeteroError, match="kept of Adam, and this run has RMSprop"):
         load_state(renewed(kept, model, adam), model, torch.optim.RMSprop(model.parameters()))
-    assert load_state(kept, model, torch.optim.Adam(model.parameters())) == [3]
+    assert load_state(kept, model, torch.optim.Adam(model.parameters())).numbers == [3]
 
 
 # --- what a program changes while training goes on -----------------------------------------------------------
@@ -1308,6 +1308,25 @@ class Tripled(TensorDataset):
     def __getitem__(self, index: Any) -> Any:
         inputs, target = super().__getitem__(index)
         return 3 * inputs, target
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_workers": 1, "timeout": 5}, "timeout=5 would have no effect; leave it out"),
+        ({"num_workers": 1, "prefetch_factor": 8}, "prefetch_factor=8 would have no effect; give num_workers="),
+        ({"num_workers": 1, "multiprocessing_context": "spawn"}, "multiprocessing_context=.* would have no effect"),
+        ({"in_order": False}, "in_order=False would have no effect"),
+    ],
+)
+def test_a_setting_of_a_loader_without_effect_is_refused_by_name(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadValueError, match=f"data: the loader's {words}"):
+        as_samples(torch.utils.data.DataLoader(dataset(), batch_size=4, **options))
+
+
+def test_settings_of_a_loader_that_change_how_it_is_read_alone_are_taken() -> None:
+    loader = torch.utils.data.DataLoader(dataset(), batch_size=4, num_workers=2, persistent_workers=True)
+    assert as_samples(loader).readers == 2
 
 
 def test_a_dataset_with_a_class_of_its_own_is_read_as_that_reads_it() -> None:

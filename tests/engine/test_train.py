@@ -419,17 +419,6 @@ def test_a_scheduler_that_a_callback_steps_counts_from_the_next_step_on() -> Non
     assert found[0][1] == pytest.approx(found[1][1], rel=1e-12)
 
 
-def test_weights_that_a_callback_changes_are_refused() -> None:
-    model = net().double()
-
-    def average(_: Any) -> None:
-        with torch.no_grad():
-            model[0].weight.mul_(0.5)
-
-    with pytest.raises(BadValueError, match=r"a callback changed the model's weights.*fit\(1\) in a loop"):
-        trained(model, ONE, epochs=2, callbacks=[average])
-
-
 class Epochs(torch.utils.data.Dataset):  # type: ignore[misc]
     """Samples that depend on the epoch, which a callback sets."""
 

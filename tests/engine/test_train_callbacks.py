@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 import hetero
 from hetero.errors import BadValueError
+from hetero.floor.errors import MissingPackageError
 from hetero.train.listener import Listener
 from hetero.train.saving import read_model
 from tests.flat_options import trainer_options
@@ -156,31 +159,276 @@ def test_a_fit_that_a_callback_ends_by_an_error_goes_on_from_the_epoch_that_it_s
     assert distance(model.state_dict(), expected.state_dict()) < 1e-12
 
 
+def halve(model: Any, optimizer: Any) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+
+
+CHANGES: dict[str, Callable[[Any, Any], Any]] = {
+    "weights": halve,
+    "loaded": lambda model, _: model.load_state_dict({name: 0.9 * one for name, one in model.state_dict().items()}),
+    "cleared": lambda _, optimizer: optimizer.state.clear(),
+    "zeroed": lambda _, optimizer: next(iter(optimizer.state.values()))["exp_avg"].zero_(),
+    "counted": lambda _, optimizer: next(iter(optimizer.state.values())).update(step=torch.tensor(1.0)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_callback_writes_to_model_and_optimizer_is_trained_on(fleet: hetero.Context, name: str) -> None:
+    model, change = net(), CHANGES[name]
+    expected, optimizer = copy.deepcopy(model), adam(model)
+
+    def write(report: Any) -> None:
+        if report.epoch != 2:
+            change(model, optimizer)
+
+    with made(fleet, model, optimizer, write) as trainer:
+        trainer.fit(2)
+        trainer.fit(2)
+    other = adam(expected)
+    for epoch, _ in enumerate(plain_epochs(expected, other, 4), 1):
+        if epoch != 2:
+            change(expected, other)
+    assert distance(model.state_dict(), expected.state_dict()) < 1e-12
+    assert distance(model.state_dict(), net().state_dict()) > 1e-2
+
+
+def pids(ctx: hetero.Context) -> list[int]:
+    return [ctx.driver.engine.pids()[device.id] for device in ctx.devices]
+
+
+@pytest.mark.parametrize("killed", [[0], [1], [0, 1]])
+def test_what_a_callback_writes_stays_when_workers_are_lost_at_that_moment(
+    fleet: hetero.Context, tmp_path: Path, killed: list[int]
+) -> None:
+    model = net()
+    expected, optimizer = copy.deepcopy(model), adam(model)
+    heard: list[int] = []
+
+    def write(report: Any) -> None:
+        heard.append(report.epoch)
+        halve(model, optimizer)
+        if report.epoch == 2 and heard.count(2) == 1:
+            for number in killed:
+                os.kill(pids(fleet)[number], signal.SIGKILL)
+
+    with made(fleet, model, optimizer, write, checkpoint=tmp_path, checkpoint_every=2) as trainer:
+        trainer.fit(4)
+    for _ in plain_epochs(expected, adam(expected), 4):
+        halve(expected, None)
+    assert heard == ([1, 2, 2, 3, 4] if len(killed) == 2 else [1, 2, 3, 4])
+    assert distance(model.state_dict(), expected.state_dict()) < 1e-12
+
+
+def test_a_frozen_weight_that_a_callback_writes_is_refused_by_name(fleet: hetero.Context) -> None:
+    model = net()
+    model[0].weight.requires_grad_(False)
+    sgd = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.1)
+    said = r"a callback changed 0\.weight, a weight, which the devices would not see; .*fit\(1\) in a loop"
+    with made(fleet, model, sgd, lambda _: halve(model, sgd)) as trainer, pytest.raises(BadValueError, match=said):
+        trainer.fit(2)
+
+
+# --- metrics -------------------------------------------------------------------------------------------------
+
+
+def confidence(outputs: Any, targets: Any) -> Any:
+    return torch.softmax(outputs, 1)[torch.arange(len(targets)), targets].median()
+
+
+def given_metrics() -> dict[str, Any]:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    kinds = {"f1": torchmetrics.F1Score("multiclass", num_classes=3, average="macro")}
+    kinds["area"] = torchmetrics.AUROC("multiclass", num_classes=3)
+    kinds["both"] = torchmetrics.MetricCollection({"a": torchmetrics.Accuracy("multiclass", num_classes=3)})
+    return {**kinds, "confidence": confidence, "per class": lambda outputs, targets: outputs.mean(0)}
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_metrics_of_a_test_are_those_of_one_device_over_all_samples(fleet: hetero.Context, lost: bool) -> None:
+    model, metrics = net(), given_metrics()
+    test = tuple(part[:21] for part in data())
+    found: list[dict[str, Any]] = []
+
+    def compare(report: Any) -> None:
+        outputs = model(test[0]).detach()
+        for name in ("f1", "area"):
+            assert report.metrics[name] == pytest.approx(float(given_metrics()[name](outputs, test[1])), rel=1e-12)
+        assert report.metrics["both_a"] == pytest.approx(float((outputs.argmax(1) == test[1]).double().mean()))
+        assert report.metrics["confidence"] == pytest.approx(float(confidence(outputs, test[1])), rel=1e-12)
+        assert report.metrics["per class"] == pytest.approx(outputs.mean(0).tolist(), rel=1e-9)
+        found.append(report.metrics)
+        if lost and report.epoch == 1:
+            os.kill(pids(fleet)[0], signal.SIGKILL)
+
+    with made(fleet, model, adam(model), compare, metrics=metrics) as trainer:
+        reports = trainer.fit(3, test=test)
+        assert [report.metrics for report in reports] == found
+        again = [trainer.evaluate(test).metrics for _ in range(2)]
+    for tested in again:
+        assert tested.keys() == found[-1].keys() == {"f1", "area", "both_a", "confidence", "per class"}
+        assert tested.pop("per class") == pytest.approx(found[-1]["per class"], rel=1e-6)
+        assert tested == pytest.approx({name: found[-1][name] for name in tested}, rel=1e-6)
+
+
+def test_a_trainer_shows_what_it_was_given(fleet: hetero.Context) -> None:
+    model = net()
+    options = {"clip_norm": 1.0, "metrics": {"sure": confidence}, "shares": "auto"}
+    text = repr(made(fleet, model, adam(model), hetero.train.EarlyStopping(), **options))
+    assert text.startswith("<Trainer Sequential, CrossEntropyLoss, Adam, 24 samples, global_batch=8, shuffle=False")
+    for part in ("clip_norm=1.0", "cpu:0, cpu:1", "callbacks=[EarlyStopping]", "metrics={sure}; step 0; nothing that"):
+        assert part in text
+
+
+def test_metrics_that_are_none_are_refused_by_name(fleet: hetero.Context) -> None:
+    for odd in ([confidence], {"a": 3}, {3: confidence}, {"a": dict}):
+        with pytest.raises(BadValueError, match=r"metrics=.* is not allowed; give a dict from names to objects of"):
+            made(fleet, net(), adam(net()), metrics=odd)
+    model = net()
+    with made(fleet, model, adam(model), metrics={"text": lambda *_: "high"}) as trainer:
+        trainer.fit(1)
+        assert "metrics are of what is tested: give fit test=DATA for those of every epoch" in trainer.notes
+        with pytest.raises(BadValueError, match="the metric 'text' gave 'high', which is no number"):
+            trainer.evaluate(data())
+
+
+# --- objects -------------------------------------------------------------------------------------------------
+
+
+class Worse(hetero.train.Callback):
+    """Sets weights so that the loss of a test is as wanted: smaller for a smaller number."""
+
+    def __init__(self, model: Any, numbers: list[float]) -> None:
+        self.model, self.numbers = model, numbers
+
+    def on_epoch(self, report: Any) -> None:
+        with torch.no_grad():
+            self.model[2].weight.zero_()
+            self.model[2].bias.copy_(torch.tensor([self.numbers[report.epoch], 0.0, 0.0]).double())
+
+
+TARGETS = torch.zeros(24, dtype=torch.int64)
+
+
+def graded(ctx: hetero.Context, numbers: list[float], *further: Any, **options: Any) -> tuple[Any, Any]:
+    """Return a model and a Trainer whose epochs are tested with the bias that the last one left: larger is better."""
+    model = net()
+    sgd = torch.optim.SGD(model.parameters(), lr=1e-9)
+    return model, made(ctx, model, sgd, *further, Worse(model, [*numbers, 0.0]), **options)
+
+
+def test_training_stops_early_and_the_best_weights_come_back(fleet: hetero.Context) -> None:
+    stopping, best = hetero.train.EarlyStopping(patience=2, min_delta=0.01), hetero.train.BestWeights()
+    model, trainer = graded(fleet, [0.0, 1.0, 3.0, 2.0, 3.001, 9.0, 9.0], stopping, best)
+    with trainer:
+        reports = trainer.fit(6, test=(data()[0], TARGETS))
+    # The test of an epoch is on what the epoch before has left: 1.0 after the first, and so on.
+    assert [stopping.best_epoch, best.best_epoch, len(reports)] == [3, 5, 5]
+    assert best.best == min(report.test_loss for report in reports)
+    assert float(model[2].bias[0].detach()) == pytest.approx(3.001, abs=1e-6)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_stopping_and_best_weights_go_on_over_a_checkpoint(fleet: hetero.Context, tmp_path: Path, kept: bool) -> None:
+    numbers = [0.0, 3.0, 1.0, 2.0, 2.5, 2.0]
+    test = (data()[0], TARGETS)
+
+    def parts() -> tuple[Any, Any]:
+        file = tmp_path / "best.safetensors" if kept else None
+        return hetero.train.EarlyStopping(patience=3), hetero.train.BestWeights(file=file)
+
+    options = {"checkpoint": tmp_path / "kept", "checkpoint_every": 3}
+    with graded(fleet, numbers, *parts(), **options)[1] as trainer:
+        trainer.fit(3, test=test)
+    stopping, best = parts()
+    model, trainer = graded(fleet, numbers, stopping, best, **options)
+    with trainer:
+        if not kept:
+            with pytest.raises(BadValueError, match=r"of epoch 2, the best one, were kept in memory alone; give Best"):
+                trainer.resume()
+            return
+        assert trainer.resume() == 3
+        reports = trainer.fit(9, test=test)
+    assert [report.epoch for report in reports] == [4, 5]
+    assert [stopping.best_epoch, best.best_epoch] == [2, 2]
+    assert float(model[2].bias[0].detach()) == pytest.approx(3.0, abs=1e-6)
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("make", "said"),
     [
-        lambda optimizer: optimizer.state.clear(),
-        lambda optimizer: next(iter(optimizer.state.values()))["exp_avg"].zero_(),
-        lambda optimizer: optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict())),
-        lambda optimizer: next(iter(optimizer.state.values())).update(step=torch.tensor(1.0)),
+        (lambda: hetero.train.EarlyStopping(mode="least"), "mode='least' is not allowed; give min, max"),
+        (lambda: hetero.train.EarlyStopping(patience=0), "patience=0 is not allowed; give a whole number, 1 or more"),
+        (lambda: hetero.train.EarlyStopping(min_delta=-1.0), r"min_delta=-1\.0 is not allowed"),
     ],
 )
-def test_state_of_the_optimizer_that_a_callback_changes_is_refused_by_name(fleet: hetero.Context, change: Any) -> None:
+def test_a_setting_of_a_callback_that_means_nothing_is_refused(make: Any, said: str) -> None:
+    with pytest.raises(BadValueError, match=said):
+        make()
+
+
+def test_a_figure_that_an_epoch_has_not_is_refused_with_those_that_it_has(fleet: hetero.Context) -> None:
     model = net()
+    said = r"EarlyStopping monitors 'test_loss', and the epoch has loss, accuracy, seconds.*or give fit test=DATA"
+    trainer = made(fleet, model, adam(model), hetero.train.EarlyStopping())
+    with trainer, pytest.raises(BadValueError, match=said):
+        trainer.fit(1)
+
+
+class Steps(hetero.train.Callback):
+    """Keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.steps: list[Any] = []
+
+    def on_fit_begin(self, trainer: Any) -> None:
+        self.heard.append(f"begin {trainer.step}")
+
+    def on_step(self, report: Any) -> None:
+        self.heard.append(f"step {report.step}")
+        self.steps.append(report)
+
+    def on_epoch(self, report: Any) -> None:
+        self.heard.append(f"epoch {report.epoch}")
+
+    def on_fit_end(self, trainer: Any) -> None:
+        self.heard.append(f"end {trainer.step}")
+
+    def close(self) -> None:
+        self.heard.append("close")
+
+
+@pytest.mark.parametrize("lost", [None, 0, 1])
+def test_every_step_is_told_once_and_in_order_whoever_is_lost(fleet: hetero.Context, lost: int | None) -> None:
+    model, steps = net(), Steps()
     optimizer = adam(model)
+    rate = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
 
-    def changes(report: Any) -> None:
-        if report.epoch == 2:
-            change(optimizer)
+    def kill(report: Any) -> None:
+        rate.step()
+        if report.epoch == 2 and lost is not None:
+            os.kill(pids(fleet)[lost], signal.SIGKILL)
 
-    said = r"a callback changed \w+ of [02]\.(weight|bias), the optimizer's state, .*fit\(1\) in a loop"
-    with made(fleet, model, optimizer, changes) as trainer, pytest.raises(BadValueError, match=said):
-        trainer.fit(3)
-    changed = torch.optim.Adam(model.parameters(), lr=0.05)
-    with made(fleet, model, changed) as trainer:
+    with made(fleet, model, optimizer, steps, kill) as trainer:
+        trainer.fit(2)
         trainer.fit(1)
-        changed.state.clear()
-        trainer.fit(1)
+    whole = [*(f"step {n}" for n in (1, 2, 3)), "epoch 1", *(f"step {n}" for n in (4, 5, 6)), "epoch 2"]
+    more = [*(f"step {n}" for n in (7, 8, 9)), "epoch 3"]
+    assert steps.heard == ["begin 0", *whole, "end 6", "begin 6", *more, "end 9", "close"]
+    assert [each.learning_rates for each in steps.steps] == [(0.05 * 0.5 ** (n // 3),) for n in range(9)]
+    expected, inputs, targets = net(), *data()
+    other, losses = adam(expected), []
+    for _ in range(3):
+        for begin in range(0, 24, 8):
+            other.zero_grad()
+            loss = nn.CrossEntropyLoss()(expected(inputs[begin : begin + 8]), targets[begin : begin + 8])
+            losses.append(float(loss.detach()))
+            loss.backward()
+            other.step()
+        other.param_groups[0]["lr"] *= 0.5
+    assert [each.loss for each in steps.steps] == pytest.approx(losses, rel=1e-12)
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
@@ -262,3 +510,75 @@ def test_a_context_whose_tasks_run_in_the_program_is_refused_rather_than_waited_
         trainer = hetero.Trainer(model, nn.MSELoss(), adam(model), (inputs, inputs[:, :1]), global_batch=4, devices=ctx)
         with pytest.raises(BadValueError, match=r"engine='inline'.*isolation='thread'"):
             trainer.fit(1)
+
+
+# --- loggers -------------------------------------------------------------------------------------------------
+
+LOGGED = {"step_loss", "learning_rate", "epoch", "loss", "accuracy", "test_loss", "test_accuracy", "share"}
+
+
+def logged(fleet: hetero.Context, logger: Any) -> list[Any]:
+    model = net()
+    metrics = {"share": lambda outputs, targets: (outputs.argmax(1) == targets).double().mean()}
+    with made(fleet, model, adam(model), logger, metrics=metrics) as trainer:
+        trainer.fit(1, test=data())
+        trainer.fit(1, test=data())
+    return trainer.reports
+
+
+def test_tensorboard_has_every_step_and_epoch(fleet: hetero.Context, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reports = logged(fleet, hetero.train.TensorBoardLogger(tmp_path))
+    found = EventAccumulator(str(tmp_path)).Reload()
+    assert set(found.Tags()["scalars"]) >= LOGGED
+    assert [each.step for each in found.Scalars("step_loss")] == [1, 2, 3, 4, 5, 6]
+    assert [each.step for each in found.Scalars("share")] == [3, 6]
+    assert [each.value for each in found.Scalars("test_loss")] == pytest.approx([one.test_loss for one in reports])
+
+
+def test_mlflow_has_every_step_and_epoch(
+    fleet: hetero.Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow = pytest.importorskip("mlflow")
+    logger = hetero.train.MLflowLogger("digits", name="first", tracking_uri=f"file:{tmp_path}")
+    reports = logged(fleet, logger)
+    client = mlflow.MlflowClient(f"file:{tmp_path}")
+    run = client.get_run(logger.run_id)
+    assert set(run.data.metrics) >= LOGGED
+    assert (run.info.status, run.data.params["global_batch"]) == ("FINISHED", "8")
+    assert [each.step for each in client.get_metric_history(logger.run_id, "step_loss")] == [1, 2, 3, 4, 5, 6]
+    found = [each.value for each in client.get_metric_history(logger.run_id, "test_loss")]
+    assert found == [one.test_loss for one in reports]
+
+
+def test_wandb_has_every_step_and_epoch(fleet: hetero.Context, tmp_path: Path) -> None:
+    wandb = pytest.importorskip("wandb")
+    logged_values: list[dict[str, Any]] = []
+
+    class Seen(hetero.train.WandbLogger):
+        def _log(self, values: Any, step: int) -> None:
+            super()._log(values, step)
+            logged_values.append({**wandb.run.summary})
+
+    reports = logged(fleet, Seen("digits", mode="offline", folder=tmp_path))
+    assert logged_values[-1]["step"] == 6
+    assert logged_values[-1]["test_loss"] == pytest.approx(reports[-1].test_loss)
+    assert set(logged_values[-1]) >= LOGGED
+    assert len(logged_values) == 8
+    assert wandb.run is None
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+@pytest.mark.parametrize("kind", ["TensorBoardLogger", "MLflowLogger", "WandbLogger"])
+def test_a_logger_whose_package_is_absent_names_the_extra(
+    fleet: hetero.Context, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = getattr(hetero.train, kind).package
+    monkeypatch.setitem(sys.modules, package, None)
+    model, logger = net(), getattr(hetero.train, kind)("here")
+    said = rf"{kind} needs {package}, which is not installed; pip install 'hetero-core\[{package}\]'"
+    with made(fleet, model, adam(model), logger) as trainer, pytest.raises(MissingPackageError, match=said):
+        trainer.fit(1)

@@ -21,6 +21,7 @@ EXTRAS: Mapping[str, str] = {
     "jax": "jax",
     "joblib": "joblib",
     "matplotlib": "plot",
+    "mlflow": "mlflow",
     "mpi4py": "mpi",
     "numba": "plan",
     "obstore": "batch",
@@ -37,8 +38,10 @@ EXTRAS: Mapping[str, str] = {
     "safetensors": "train",
     "scipy": "plan",
     "sklearn": "train",
+    "tensorboard": "tensorboard",
     "torch": "torch",
     "torchao": "compress",
+    "wandb": "wandb",
     "wgpu": "vulkan",
 }
 """The extra that brings each optional package, by the name that is imported."""

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from hetero.compression.files import load_parameters as load_parameters
     from hetero.splitting.split import Split as Split
     from hetero.splitting.split import split as split
+    from hetero.train.callbacks import BestWeights as BestWeights
+    from hetero.train.callbacks import Callback as Callback
+    from hetero.train.callbacks import EarlyStopping as EarlyStopping
+    from hetero.train.callbacks import MLflowLogger as MLflowLogger
+    from hetero.train.callbacks import TensorBoardLogger as TensorBoardLogger
+    from hetero.train.callbacks import WandbLogger as WandbLogger
     from hetero.train.data import pad_samples as pad_samples
     from hetero.train.fleet import TrainingFleet as TrainingFleet
     from hetero.train.fleet import init as init
@@ -32,6 +38,10 @@ else:
             "hetero.compression.compress": ("compress",),
             "hetero.compression.files": ("load_parameters",),
             "hetero.splitting.split": ("Split", "split"),
+            "hetero.train.callbacks": (
+                *("BestWeights", "Callback", "EarlyStopping"),
+                *("MLflowLogger", "TensorBoardLogger", "WandbLogger"),
+            ),
             "hetero.train.data": ("pad_samples",),
             "hetero.train.fleet": ("TrainingFleet", "init"),
             "hetero.train.sample_log": ("check_sample_log", "read_sample_log"),

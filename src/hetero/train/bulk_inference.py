@@ -23,6 +23,7 @@ from hetero.model.device import Device
 from hetero.session.tasks import task
 from hetero.train.compatibility import in_process
 from hetero.train.data import Samples
+from hetero.train.metrics import Outputs
 from hetero.train.replica import Judge
 from hetero.train.values import TrainOptions
 
@@ -51,12 +52,14 @@ class PackedModel:
     options : of the run
     number : of this model in its program; a worker keeps the last one it had
     process : settings of torch's that hold for the program
+    measures : True where the program has metrics of the outputs
     """
 
     parts: bytes
     options: TrainOptions
     number: int
     process: Mapping[str, object] = field(default_factory=dict)
+    measures: bool = False
 
 
 @transparent
@@ -89,12 +92,18 @@ def predict_part(work: PackedModel, samples: Samples, begin: int, end: int) -> o
         return np.concatenate(_in_parts(lambda some: judge.predict(samples, some).numpy(), range(begin, end)))
 
 
-def evaluate_part(work: PackedModel, samples: Samples, begin: int, end: int) -> list[float]:
-    """Return the sums over some samples; runs as a task."""
+def evaluate_part(work: PackedModel, samples: Samples, begin: int, end: int) -> tuple[list[float], list[Outputs]]:
+    """Return the sums over some samples, and outputs and targets where these are measured; runs as a task."""
     judge = _model(work, _place())
+
+    def evaluate(some: range) -> tuple[list[float], list[Outputs]]:
+        passes: list[Outputs] = []
+        return judge.evaluate(samples, some, len(some), passes if work.measures else None).header, passes
+
     with in_process(work.process):
-        headers = _in_parts(lambda some: judge.evaluate(samples, some, len(some)).header, range(begin, end))
-    return [sum(column) for column in zip(*headers, strict=True)]
+        parts = _in_parts(evaluate, range(begin, end))
+    sums = [sum(column) for column in zip(*(header for header, _ in parts), strict=True)]
+    return sums, [each for _, passes in parts for each in passes]
 
 
 def _in_parts(run: Callable[[range], object], ids: range) -> list[Any]:

@@ -17,6 +17,7 @@ import torch
 
 from hetero.floor.contexts import transparent
 from hetero.floor.errors import BadValueError
+from hetero.floor.units import shown
 from hetero.train.compatibility import class_values, own_methods
 from hetero.train.keyed_random import sample_seed, sample_seeds
 
@@ -363,6 +364,19 @@ _SAMPLERS = {
 }
 
 
+_SETTINGS: dict[str, tuple[tuple[object, ...], str]] = {
+    "timeout": (
+        (0,),
+        "leave it out: a process that reads and does not answer is ended, and the device reads by itself",
+    ),
+    "prefetch_factor": ((None, 2), "give num_workers= as many steps as are to be read ahead"),
+    "multiprocessing_context": ((None,), "leave it out: processes that read are started anew"),
+    "in_order": ((True,), "leave it out: batches come in order"),
+    "pin_memory_device": (("",), "leave it out: each device reads what it trains on"),
+}
+"""Settings of a DataLoader that have no effect here: what they may be, and the remedy elsewhere."""
+
+
 def _refuse_own_loader(loader: torch.utils.data.DataLoader, what: str) -> None:
     """Refuse a loader whose class does something of its own with batches: they are formed here."""
     base = torch.utils.data.DataLoader
@@ -409,6 +423,10 @@ def _of_loader(loader: torch.utils.data.DataLoader, what: str) -> Samples:
             f"{what}: the loader's worker_init_fn would not be called",
             remedy="do its work in the dataset, when a sample is read first",
         )
+    for name, (usual, remedy) in _SETTINGS.items():
+        given: object = getattr(loader, name) if hasattr(loader, name) else usual[0]
+        if given not in usual:
+            raise BadValueError(f"{what}: the loader's {name}={shown(given)} would have no effect", remedy=remedy)
     found = _taken(loader.dataset, what)
     if loader.collate_fn is not torch.utils.data.default_collate:
         found = Samples(dataset=loader.dataset, collate=loader.collate_fn)

@@ -43,6 +43,8 @@ class TrainingJob:
     process : settings of torch's that hold for the program; see `honoured.process_settings`
     shows : True where the program looks at the model after every epoch, so that the state comes with the report
     on_host : the devices that compute on their host's cores
+    tells_steps : True where the program hears of every step
+    measures : True where the program has metrics of what the model gives in a test
     """
 
     parts: bytes
@@ -66,3 +68,5 @@ class TrainingJob:
     process: Mapping[str, object] = field(default_factory=dict)
     shows: bool = False
     on_host: frozenset[str] = frozenset()
+    tells_steps: bool = False
+    measures: bool = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import Any, ClassVar, NamedTuple
@@ -31,10 +31,10 @@ from hetero.train.checkpoints import TrainingCheckpoints
 from hetero.train.compatibility import changed_values
 from hetero.train.listener import Listener
 from hetero.train.schedules import ScheduleHistory
-from hetero.train.values import NotANumberError, Totals, TrainingError, TrainOptions
+from hetero.train.values import NotANumberError, StepReport, Totals, TrainingError, TrainOptions
 from hetero.train.worker_deaths import KilledPasses, WorkerDeaths
 
-__all__ = ["Admission", "Extent", "Lead", "MemberState"]
+__all__ = ["Admission", "Extent", "Lead", "MemberState", "ProgramHooks"]
 
 _POLL_S = 0.1
 _START_S = 30.0
@@ -136,6 +136,23 @@ class Admission(NamedTuple):
         return make_plan([*team, newcomer], units, comm_s).reasons[-1]
 
 
+class ProgramHooks(NamedTuple):
+    """What the lead calls in the program besides its listener.
+
+    Attributes
+    ----------
+    show : brings the program's model and optimizer to the state of an epoch, before anybody hears of it
+    written : gives the state that callbacks have written since, None where they wrote nothing
+    measured : gives the metrics of a test by name, from its passes in order; None where there are none to take
+    stepped : hears of every step, once and in order, where the members tell them
+    """
+
+    show: Callable[[bytes], None] = lambda state: None
+    written: Callable[[], bytes | None] = lambda: None
+    measured: Callable[[list[tuple[object, object]]], dict[str, float | list[float]]] | None = None
+    stepped: Callable[[StepReport], None] = lambda report: None
+
+
 @dataclass(slots=True)
 class Lead:
     """Leads one run.
@@ -150,7 +167,7 @@ class Lead:
     admission : who takes part
     values : gives the settings of the optimizer's parameter groups in the program, which callbacks may change
     schedules : the program's schedulers, whose states go into checkpoints and go back with the run
-    show : brings the program's model and optimizer to the state of an epoch, before anybody hears of it
+    program : what is called in the program
     notes : what was said to the listener
     killed : whose memory is too small
     deaths : whose worker gets nowhere
@@ -164,7 +181,7 @@ class Lead:
     admission: Admission
     values: Callable[[], list[dict[str, Any]]] = list
     schedules: ScheduleHistory = field(default_factory=partial(ScheduleHistory, None, 0, kept=False))
-    show: Callable[[bytes], None] = lambda state: None
+    program: ProgramHooks = field(default_factory=ProgramHooks)
     notes: list[str] = field(default_factory=list)
     killed: KilledPasses = field(default_factory=KilledPasses)
     deaths: WorkerDeaths = field(default_factory=WorkerDeaths)
@@ -184,9 +201,14 @@ class Lead:
     _heard: int = 0
     _nowhere: dict[str, str] = field(default_factory=dict)
     _changed: dict[int, dict[int, dict[str, object]]] = field(default_factory=dict)
+    _told: int = 0
+    _written: tuple[int, bytes | None] = (-1, None)
+    _outputs: dict[int, list[tuple[object, object]]] = field(default_factory=dict)
+    _unmeasured: msg.EpochDone | None = None
 
     def __post_init__(self) -> None:
         self._end, self._heard = self.extent.end, self.extent.begin
+        self._told = self.extent.begin
         self._scheduled = self.schedules.at(self.extent.begin)
         for future in self.futures.values():
             self._watch(future)
@@ -368,21 +390,44 @@ class Lead:
     def _on_plan(self, _: MemberState, adopted: msg.PlanAdopted) -> None:
         self.listener.on_plan(adopted.shares)
 
+    def _on_steps(self, _: MemberState, told: msg.StepsTold) -> None:
+        for report in told.reports:
+            if report.step > self._told:
+                self._told = report.step
+                self.program.stepped(report)
+
+    def _on_outputs(self, member: MemberState, tested: msg.TestOutputs) -> None:
+        if tested.generation == self._generation:
+            self._outputs[tested.rank] = tested.passes
+            if self._unmeasured is not None:
+                self._on_epoch(member, self._unmeasured)
+
     def _on_epoch(self, _: MemberState, done: msg.EpochDone) -> None:
         report = done.report
+        if self.program.measured is not None:
+            if len(self._outputs) < len(self._team):
+                self._unmeasured = done
+                return
+            passes = [each for rank in sorted(self._outputs) for each in self._outputs[rank]]
+            self._forget_outputs()
+            report = replace(report, metrics=self.program.measured(passes))
         self.deaths.reached(report.step)
         if done.state is not None:
-            self.show(done.state)
+            self.program.show(done.state)
         self.schedules.again(report.step)
         before = self.values()
         if self.listener.on_epoch(report):
             self._end = report.step
         self._add_changes(report.step, changed_values(before, self.values()))
+        self._written = report.step, self.program.written()
         self._scheduled = self.schedules.ended(report.step)
         self._heard = report.step
         self._report_due_s = inf
         for member in self._team:
-            self._send(member, msg.AnswerToEpoch(self._end, self._latest, self._scheduled))
+            self._send(member, msg.AnswerToEpoch(self._end, self._latest, self._scheduled, self._written[1]))
+
+    def _forget_outputs(self) -> None:
+        self._outputs, self._unmeasured = {}, None
 
     def _add_changes(self, step: int, changes: dict[int, dict[str, object]]) -> None:
         """Keep all settings that were changed up to a step, for members that join or form a group anew."""
@@ -409,6 +454,8 @@ class Lead:
         msg.PassGrown: _on_pass,
         msg.PassesHalved: _on_halved,
         msg.StepDone: _on_step,
+        msg.StepsTold: _on_steps,
+        msg.TestOutputs: _on_outputs,
         msg.CheckpointSent: _on_sent,
         msg.CheckpointStored: _on_stored,
         msg.SamplesLogged: _on_logged,
@@ -535,6 +582,7 @@ class Lead:
         behind = any(member.step != furthest or (self._generation and not member.joined) for member in team)
         self._team = team
         self._generation += 1
+        self._forget_outputs()
         word = msg.Formation(
             rank=0,
             team=tuple(member.device for member in team),
@@ -549,6 +597,7 @@ class Lead:
             saved=saved,
             values=self._latest,
             schedulers=self._scheduled,
+            written=self._written[1] if self._written[0] == furthest else None,
         )
         for rank, member in enumerate(team):
             member.phase, member.joined = "in", self._generation
@@ -569,6 +618,7 @@ class Lead:
         reached = begin if found is None else max(begin, found.step)
         self._changed = {step: values for step, values in self._changed.items() if step <= reached}
         self._scheduled = self.schedules.at(reached)
+        self._told, self._written = min(self._told, reached), (-1, None)
         if found is None or found.step <= begin:
             self._note(f"nobody is left who took part: training goes on from step {begin}")
             self._heard = min(self._heard, begin)

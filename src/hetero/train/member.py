@@ -32,7 +32,7 @@ from hetero.train.membership import Membership, StopError
 from hetero.train.memory import KeptPasses, PassLimit
 from hetero.train.probe import probe
 from hetero.train.share_planner import SharePlanner
-from hetero.train.values import EpochReport, Totals, TrainingError
+from hetero.train.values import EpochReport, StepReport, Totals, TrainingError
 
 if TYPE_CHECKING:
     from hetero.train.replica import ModelReplica, Parts
@@ -154,7 +154,7 @@ class _Member(Membership):
         self.sharing: SharePlanner
         self.ahead = PrefetchingSamples(data, job.options.seed)
         self._tried_shapes: tuple[object, ...] = ()
-        self.told_s = 0.0
+        self.told_s = self.steps_told_s = 0.0
         self.after_s = 0.0
         self.waited_s = 0.0
 
@@ -296,6 +296,7 @@ class _Member(Membership):
             )
         if total.bad and self.options.on_nan == "stop":
             self.send(msg.BadSamples(replica.step, replica.bad_samples(self.data, mine)))
+        rates = replica.learning_rates
         replica.apply(total, len(ids))
         self.after_s = clock.monotonic_s() - applies_s
         replica.step += 1
@@ -307,6 +308,10 @@ class _Member(Membership):
         size, ranks = len(self.team), len(self.job.names)
         busy_s, waits_s = more[1 : 1 + size], more[1 + ranks :][:size]
         self._send_step(total, step_s, counts, busy_s, waits_s)
+        if self.job.tells_steps:
+            epoch, loss = -(-replica.step // self.steps_an_epoch), self._mean(total)
+            shares = dict(zip(self.team, counts, strict=True))
+            self._note_step(StepReport(epoch, replica.step, loss, rates, step_s, shares))
         if replica.step % self.steps_an_epoch:
             self.keep()
         else:
@@ -358,6 +363,13 @@ class _Member(Membership):
             report = TrainingStep(0.0, self.replica.step, self._mean(total), step_s, min(waits_s), *mine)
             self.send(msg.StepDone(report))
 
+    def _note_step(self, report: StepReport) -> None:
+        """Keep a step; the first member tells them, and any other does where the first one is lost."""
+        self.untold.append(report)
+        if self.rank == 0 and clock.monotonic_s() - self.steps_told_s > _TELL_S:
+            self.steps_told_s = clock.monotonic_s()
+            self.tell_steps()
+
     def _mean(self, total: Parts | Totals) -> float:
         divisor = total.weight if self.replica.loss.divides else total.samples
         return total.loss / divisor if divisor else 0.0
@@ -366,12 +378,15 @@ class _Member(Membership):
         """Test, tell the program, and do what it says; all members wait for its answer, and keep what it changed."""
         tested = self._test() if self.test is not None else None
         if self.rank == 0:
+            self.tell_steps()
             self.send(msg.EpochDone(self._report(tested), self.replica.state() if self.job.shows else None))
         else:
             shown_s = self.keeping_s() if self.job.shows else 0.0
             self.send(msg.EpochAwaited(self.replica.step, self.group.deadline_s + shown_s))
         answer = self.wait_for(msg.AnswerToEpoch)
         self.steps, self.schedulers = answer.steps, answer.schedulers
+        self.untold.clear()
+        self.take_written(answer.written)
         self.replica.take_values(answer.values)
         self.totals = Totals()
         self.keep()
@@ -386,7 +401,10 @@ class _Member(Membership):
         begin = sum(shares[: self.rank])
         with self.throttle:
             ids = range(begin, begin + shares[self.rank])
-            mine = self.replica.evaluate(self.test, ids, self.passes.size(_EVALUATE_AT_ONCE))
+            passes: list[tuple[object, object]] | None = [] if self.job.measures else None
+            mine = self.replica.evaluate(self.test, ids, self.passes.size(_EVALUATE_AT_ONCE), passes)
+        if passes is not None:
+            self.send(msg.TestOutputs(self.generation, self.rank, passes))
         row = torch.tensor(mine.header, dtype=torch.float64)
         usual_s, self.group.deadline_s = self.group.deadline_s, self._test_deadline_s(shares)
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import pickle
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from hetero.train import messages as msg
 from hetero.train.checkpoints import TrainingCheckpoints, run_facts
 from hetero.train.job import TrainingJob
 from hetero.train.sample_log import SampleLog
-from hetero.train.values import Totals, TrainingError
+from hetero.train.values import StepReport, Totals, TrainingError
 
 if TYPE_CHECKING:
     from hetero.train.data import Samples
@@ -41,6 +42,7 @@ _KEEP_S = 10.0
 _SLOW_DISK_BYTES_PER_S = 10e6
 _STATE_PER_GRADIENT = 4
 _SIGNATURE_BYTES = 32
+_MOST_UNTOLD = 10_000
 
 
 class StopError(Exception):
@@ -65,6 +67,7 @@ class Membership:
     totals : of this epoch
     outsiders : samples/s of devices that were left out
     schedulers : states of the program's schedulers, for checkpoints
+    untold : steps that the program may not have heard of
     """
 
     replica: ModelReplica
@@ -88,6 +91,7 @@ class Membership:
         self.totals = Totals() if job.totals is None else replace(job.totals, speeds=dict(job.totals.speeds))
         self.outsiders: dict[str, float] = {}
         self.regroup_asked = False
+        self.untold: deque[StepReport] = deque(maxlen=_MOST_UNTOLD)
         self._heard = 0
         self._link_s = -1.0
         self._slowest_s = 0.0
@@ -107,6 +111,12 @@ class Membership:
 
     def _send_logged(self, line: bytes) -> None:
         self.send(msg.SamplesLogged(line))
+
+    def tell_steps(self) -> None:
+        """Report the steps that the program may not have heard of."""
+        if self.untold:
+            self.send(msg.StepsTold([*self.untold]))
+            self.untold.clear()
 
     def tell_pass(self, samples: int) -> None:
         """Record that a pass is larger than all before, and where the system counts those that it kills for memory."""
@@ -178,6 +188,7 @@ class Membership:
             It did not come about.
         """
         self.group.close()
+        self.tell_steps()
         self.send(msg.MemberReady(self.replica.step, model, self._link_s, self._patience_s()))
         formation = self.wait_for(msg.Formation)
         self.rank, self.team, self.generation = formation.rank, formation.team, formation.generation
@@ -211,10 +222,18 @@ class Membership:
             self.totals = formation.saved.totals
         if formation.behind and len(self.team) > 1:
             self._catch_up(formation.source)
+        self.take_written(formation.written)
         self.replica.take_values(formation.values)
         self._heard = formation.heard
         if self.replica.step <= self._heard and not self.replica.step % self.steps_an_epoch:
             self.totals = Totals()
+
+    def take_written(self, state: bytes | None) -> None:
+        """Take over what callbacks wrote, and give the others time to."""
+        if state is not None:
+            self.replica.adopt(state)
+            self._keeping_s = self.keeping_s()
+            self._set_deadline()
 
     def _catch_up(self, source: int) -> None:
         import torch

@@ -13,7 +13,7 @@ from hetero.comm.rendezvous import Rendezvous
 from hetero.floor.errors import HeteroError
 from hetero.model.annotations import TrainingStep
 from hetero.plan.training.shares import StepModel
-from hetero.train.values import EpochReport, Totals
+from hetero.train.values import EpochReport, StepReport, Totals
 
 __all__ = [
     "AnswerToEpoch",
@@ -41,7 +41,9 @@ __all__ = [
     "SamplesLogged",
     "SpeedSeen",
     "StepDone",
+    "StepsTold",
     "StopTraining",
+    "TestOutputs",
     "read_message",
     "send_message",
 ]
@@ -121,6 +123,28 @@ class StepDone(NamedTuple):
     report: TrainingStep
 
 
+class StepsTold(NamedTuple):
+    """All steps since the last such message, where the program asked for them."""
+
+    reports: list[StepReport]
+
+
+class TestOutputs(NamedTuple):
+    """What the model gave for a member's part of a test, where the program has metrics of it.
+
+    Attributes
+    ----------
+    generation, rank
+        Of the group that tests, and of the member in it.
+    passes
+        Outputs and targets, pass by pass.
+    """
+
+    generation: int
+    rank: int
+    passes: list[tuple[object, object]]
+
+
 class CheckpointSent(NamedTuple):
     """A checkpoint that the program is to write, from a member that cannot."""
 
@@ -192,13 +216,14 @@ class AnswerToEpoch(NamedTuple):
     ----------
     steps
         Done in all when the job is over.
-    values, schedulers
+    values, schedulers, written
         See `Formation`.
     """
 
     steps: int
     values: GroupValues
     schedulers: Mapping[str, object]
+    written: bytes | None = None
 
 
 class GroupBroken(NamedTuple):
@@ -250,6 +275,7 @@ class Formation(NamedTuple):
     saved : for the first member, where all who took part were lost
     values : settings of parameter groups that callbacks changed so far, by group
     schedulers : their states after the last epoch that was heard of; see `schedules.ScheduleHistory`
+    written : the state of this step as callbacks wrote it, None where they wrote nothing
     """
 
     rank: int
@@ -265,6 +291,7 @@ class Formation(NamedTuple):
     saved: LastCheckpoint | None = None
     values: Mapping[int, Mapping[str, object]] = {}
     schedulers: Mapping[str, object] = {}
+    written: bytes | None = None
 
 
 # --- on the line -------------------------------------------------------------------------------------------
@@ -279,6 +306,8 @@ Message: TypeAlias = (
     | PassGrown
     | PassesHalved
     | StepDone
+    | StepsTold
+    | TestOutputs
     | CheckpointSent
     | CheckpointStored
     | SamplesLogged

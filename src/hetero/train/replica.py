@@ -148,8 +148,15 @@ class Judge:
         self.model = model.to(self.place)
         self.loss = SummedLoss(_no_loss if loss is None else loss)
 
-    def evaluate(self, samples: Samples, ids: Sequence[int], size: int) -> Parts:
-        """Return the sums over some samples, in passes of at most `size`."""
+    def evaluate(
+        self, samples: Samples, ids: Sequence[int], size: int, passes: list[tuple[object, object]] | None = None
+    ) -> Parts:
+        """Return the sums over some samples, in passes of at most `size`.
+
+        Parameters
+        ----------
+        passes : takes the outputs and targets of each pass, on the host
+        """
         self.model.eval()
         done = Parts()
         with torch.no_grad():
@@ -159,6 +166,8 @@ class Judge:
                 with self.on_device():
                     output = call_model(self.model, inputs)
                     total, weight, _ = self.loss.sums(output, targets)
+                if passes is not None:
+                    passes.append((_moved(output, "cpu"), _moved(targets, "cpu")))
                 right, classes = count_right(output, targets)
                 one = Parts(len(piece), float(weight), float(total), right, classes)
                 done = Parts(*(a + b for a, b in zip(done.header, one.header, strict=True)))
@@ -450,6 +459,11 @@ class ModelReplica(Judge):
             module.training = training
 
     # --- state ---------------------------------------------------------------------------------------------
+
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """The rate of each parameter group."""
+        return tuple([float(group.get("lr", 0.0)) for group in self.optimizer.param_groups])
 
     def take_values(self, values: Mapping[int, Mapping[str, object]]) -> None:
         """Apply settings that the program changed to the optimizer's parameter groups."""

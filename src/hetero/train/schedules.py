@@ -20,6 +20,7 @@ import torch
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.floor.units import shown
 from hetero.session.functions import used_names
+from hetero.train.callbacks import Callback
 from hetero.train.compatibility import group_values, set_values
 
 __all__ = [
@@ -200,20 +201,20 @@ def load_schedule(schedule: torch.optim.lr_scheduler.LRScheduler | None, state: 
 # --- their state ---------------------------------------------------------------------------------------------
 
 
-def load_schedulers(optimizer: object, states: Mapping[str, object]) -> None:
-    """Load the states of a checkpoint into the schedulers that an optimizer has now.
+def load_schedulers(optimizer: object, states: Mapping[str, object], callbacks: Sequence[object] = ()) -> None:
+    """Load the states of a checkpoint into the schedulers that an optimizer has now, and into callbacks.
 
     Raises
     ------
     BadValueError
         There is none of a class that had a state.
     """
-    here = _by_name(_outer(optimizer)) if states else {}
+    here = {**_by_name(_outer(optimizer)), **_stateful(callbacks)} if states else {}
     for name in states:
         if name not in here:
             raise BadValueError(
-                f"the checkpoint was kept with a {name}, and no {name} holds the optimizer now",
-                remedy="make the scheduler as before, and then call resume()",
+                f"the checkpoint was kept with a {name}, and no {name} holds the optimizer now, or is a callback",
+                remedy="make it as before, and then call resume()",
             )
     for name, state in states.items():
         here[name].load_state_dict(_value(state))
@@ -247,6 +248,18 @@ def _by_name(outer: Sequence[torch.optim.lr_scheduler.LRScheduler]) -> dict[str,
             remedy="chain them by torch.optim.lr_scheduler.ChainedScheduler, or leave checkpoint out",
         )
     return {type(one).__name__: one for one in outer}
+
+
+def _stateful(callbacks: Sequence[object]) -> dict[str, Any]:
+    """Return the callbacks that have a state, by the names of their classes; the second of a class as 'Name 2'."""
+    found: dict[str, object] = {}
+    numbers: Counter[str] = Counter()
+    for one in callbacks:
+        if isinstance(one, Callback) and one.state_dict():
+            name = type(one).__name__
+            numbers[name] += 1
+            found[name if numbers[name] == 1 else f"{name} {numbers[name]}"] = one
+    return found
 
 
 def _plain(value: Any, of: str) -> object:
@@ -308,6 +321,7 @@ class ScheduleHistory:
     optimizer : the program's, or the function that makes one, which no scheduler can hold
     begin : steps done before the run
     kept : True where there are checkpoints; without them a run goes back to its beginning alone
+    callbacks : of the run; those that have a state go back with it
 
     Notes
     -----
@@ -315,8 +329,9 @@ class ScheduleHistory:
     schedulers then go on from where they stood before these, as those of a run that nothing disturbed.
     """
 
-    def __init__(self, optimizer: object, begin: int, *, kept: bool) -> None:
+    def __init__(self, optimizer: object, begin: int, *, kept: bool, callbacks: Sequence[object] = ()) -> None:
         self._optimizer = optimizer
+        self._callbacks = callbacks
         self._kept = kept
         self._furthest = begin
         self._moments = {begin: self._moment()}
@@ -363,11 +378,12 @@ class ScheduleHistory:
             scheduler.load_state_dict(_copied(state, self._optimizer))
 
     def _moment(self) -> _Moment:
-        if not hasattr(self._optimizer, "param_groups"):
-            return _Moment({}, [], [])
-        outer = _outer(self._optimizer)
-        states = [(one, _copied(one.state_dict(), self._optimizer)) for one in outer]
-        return _Moment(_plain_states(outer) if self._kept else {}, states, copy.deepcopy(group_values(self._optimizer)))
+        outer = _outer(self._optimizer) if hasattr(self._optimizer, "param_groups") else []
+        stateful = _stateful(self._callbacks)
+        states = [(one, _copied(one.state_dict(), self._optimizer)) for one in (*outer, *stateful.values())]
+        plain = {name: _plain(one.state_dict(), name) for name, one in stateful.items()}
+        plain = {**_plain_states(outer), **plain} if self._kept else {}
+        return _Moment(plain, states, copy.deepcopy(group_values(self._optimizer)))
 
 
 def _copied(state: object, optimizer: object) -> object:

@@ -194,7 +194,8 @@ def unpack(data: bytes, place: object = "cpu") -> TrainingState:
         raise FileError(
             f"this is no training state: its schedule is {shown(schedule)}", remedy="use another checkpoint"
         )
-    return TrainingState(model, {"state": state, "param_groups": groups}, numbers, averages, schedule)
+    in_order = {index: state[index] for index in sorted(state)}
+    return TrainingState(model, {"state": in_order, "param_groups": groups}, numbers, averages, schedule)
 
 
 def load_state(data: bytes, model: object, optimizer: object, place: object = "cpu") -> TrainingState:

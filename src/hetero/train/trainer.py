@@ -23,6 +23,7 @@ from hetero.comm.lines import LineServer
 from hetero.floor.deprecation import Moved, moved_keywords
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.floor.options import options_argument
+from hetero.floor.units import shown
 from hetero.model.device import Device
 from hetero.session.futures import Future
 from hetero.session.options import OPENING, ContextOptions, Fleet, devices_or_context
@@ -31,15 +32,17 @@ from hetero.session.tasks import judged_by_caller, task
 from hetero.train import argument_checks
 from hetero.train.activation_checkpointing import chosen as chosen_modules
 from hetero.train.bulk_inference import PackedModel, evaluate_part, predict_part, run_over
+from hetero.train.callbacks import Callback
 from hetero.train.checkpoints import TrainingCheckpoints, run_facts
 from hetero.train.compatibility import difference, fingerprint, group_values, model_hooks, process_settings, seen
 from hetero.train.data import Samples, as_array, as_samples, prepared, what_decides
 from hetero.train.job import TrainingJob
-from hetero.train.lead import Admission, Extent, Lead
+from hetero.train.lead import Admission, Extent, Lead, ProgramHooks
 from hetero.train.listener import Listener, ReportCollector, TraceRecorder
 from hetero.train.losses import SummedLoss
 from hetero.train.member import train_member
 from hetero.train.memory import Fitting
+from hetero.train.metrics import Metrics, check_metrics, measured
 from hetero.train.reduction_groups import summer
 from hetero.train.replica import Parts, training_modes
 from hetero.train.sample_log import append_line, next_run
@@ -52,6 +55,7 @@ from hetero.train.values import (
     DataOptions,
     EpochReport,
     Evaluation,
+    StepReport,
     Totals,
     TrainingError,
     TrainOptions,
@@ -62,6 +66,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Trainer", "can_train"]
 
+_TRAINED = (", a weight,", ", a buffer,", ", the optimizer's state,")
 _numbers = itertools.count(1)
 register(TrainingJob, lambda job: (f"training {job.number}", 0.0))
 
@@ -69,6 +74,11 @@ register(TrainingJob, lambda job: (f"training {job.number}", 0.0))
 def can_train(device: Device) -> bool:
     """Return whether torch can train on a device."""
     return registry.runs_torch(device)
+
+
+def _tell_step(hearers: Sequence[Callback], report: StepReport) -> None:
+    for hearer in hearers:
+        hearer.on_step(report)
 
 
 class Trainer:
@@ -96,7 +106,10 @@ class Trainer:
     checkpoint
         Folder of the run's checkpoints, or that with how often and how many; None for none.
     callbacks
-        Functions of an `EpochReport`; one that gives True ends the training.
+        Functions of an `EpochReport`, of which one that gives True ends the training, and objects such as
+        `hetero.train.EarlyStopping`.
+    metrics
+        Of what is tested, by name: objects of torchmetrics, or functions of (outputs, targets) of all samples.
     context
         How a Context is opened where `devices` is none.
 
@@ -143,6 +156,7 @@ class Trainer:
         data_options: DataOptions | None = None,
         checkpoint: str | Path | CheckpointOptions | None = None,
         callbacks: Sequence[Callable[[EpochReport], object]] = (),
+        metrics: Metrics | None = None,
         context: ContextOptions | None = None,
     ) -> None:
         argument_checks.model_and_optimizer(model, optimizer)
@@ -167,6 +181,7 @@ class Trainer:
         self._checkpoint = options_argument("checkpoint", kept, CheckpointOptions)
         self._sample_log = argument_checks.folder(read.sample_log)
         self.callbacks = argument_checks.callbacks(callbacks)
+        self.metrics = check_metrics(metrics)
         self.reports: list[EpochReport] = []
         self.notes: list[str] = []
         self._costs = None if read.cost is None else argument_checks.costs(read.cost, len(self._data))
@@ -180,6 +195,7 @@ class Trainer:
         self._data_before: dict[str, object] = {}
         self._trained: tuple[str, ...] = ()
         self._state: bytes | None = None
+        self._written: bytes | None = None
         self._step = 0
         self._totals: Totals | None = None
         self._runs_in = 0
@@ -313,7 +329,7 @@ class Trainer:
             return 0
         self.notes += found.damaged
         self._adopt(found.state)
-        load_schedulers(self.optimizer, found.facts.get("schedulers", {}))
+        load_schedulers(self.optimizer, found.facts.get("schedulers", {}), self.callbacks)
         epochs, further = divmod(self._step, self._steps_an_epoch)
         self._totals = Totals(**found.facts["totals"]) if further else None
         return epochs
@@ -342,6 +358,21 @@ class Trainer:
             self._refuse_meanwhile("close", "let the callback return True, which ends the training")
         if self._ctx is not None and not self._lent:
             self._ctx.close()
+        for callback in self._objects():
+            callback.close()
+
+    def __repr__(self) -> str:
+        def name(one: object) -> str:
+            return getattr(one, "__name__", None) or type(one).__name__
+
+        plain = TrainOptions(self.options.global_batch)
+        options = {each.name: getattr(self.options, each.name) for each in fields(TrainOptions)}
+        differ = [f"{key}={shown(one)}" for key, one in options.items() if one != getattr(plain, key)]
+        given = [name(self.model), name(self.loss), name(self.optimizer), f"{self._samples} samples"]
+        given += [f"global_batch={self.options.global_batch}", *differ, f"devices={self._ctx or self._fleet!r}"]
+        given += [f"callbacks=[{', '.join(map(name, self.callbacks))}]"] * bool(self.callbacks)
+        given += [f"metrics={{{', '.join(self.metrics)}}}"] * bool(self.metrics)
+        return f"<Trainer {', '.join(given)}; step {self._step}; nothing that was given is ignored>"
 
     def __enter__(self) -> Trainer:
         return self
@@ -408,17 +439,22 @@ class Trainer:
         )
         self._note_hooks()
         self._note_mode()
+        self._note_metrics(test)
         self._modes = training_modes(self.model)
         self._look_at_data()
         told = TraceRecorder(self.context.driver, listener or Listener())
         heard = ReportCollector(self.notes, [self._opened, *self.callbacks, self._refuse_changed], told)
         shows = bool(self.callbacks) or (listener is not None and listener.needs_model)
+        for callback in self._objects():
+            callback.on_fit_begin(self)
         self._runs_in, self._test = threading.get_ident(), test
         try:
             self._show(self._run(steps, None if test is None else as_samples(test, "test"), heard, shows))
         finally:
             self._runs_in, self._test = 0, None
             self.reports += [report for report in heard.reports if report.step <= self._step]
+        for callback in self._objects():
+            callback.on_fit_end(self)
         return heard.reports
 
     def evaluate(self, data: object, *, ema: bool = False) -> Evaluation:
@@ -445,12 +481,14 @@ class Trainer:
         """
         self._refuse_meanwhile("evaluate", "give fit test=DATA, or evaluate after fit(1) in a loop")
         samples = as_samples(data, "test data")
-        sums = Parts()
-        for part in self._over(evaluate_part, samples, self.ema_model if ema else self.model):
+        sums, passes = Parts(), []
+        for part, outputs in self._over(evaluate_part, samples, self.ema_model if ema else self.model):
             sums = Parts(*(a + b for a, b in zip(sums.header, part, strict=True)))
+            passes += outputs
         divisor = sums.weight if SummedLoss(self.loss).divides else sums.samples
         accuracy = sums.right / sums.classes if sums.classes else None
-        return Evaluation(int(sums.samples), sums.loss / divisor if divisor else 0.0, accuracy)
+        loss = sums.loss / divisor if divisor else 0.0
+        return Evaluation(int(sums.samples), loss, accuracy, measured(self.metrics, passes))
 
     def predict(self, data: object, *, ema: bool = False) -> Any:
         """Return the model's outputs for data, over all devices, in order.
@@ -493,7 +531,7 @@ class Trainer:
             raise BadValueError("there are no samples", remedy="give at least one")
         parts = cloudpickle.dumps((model, self.loss))
         options = replace(self.options, schedule=None, schedule_each="step")
-        work = self.context.put(PackedModel(parts, options, next(_numbers), process_settings()))
+        work = self.context.put(PackedModel(parts, options, next(_numbers), process_settings(), bool(self.metrics)))
         return run_over(self.context, self.devices, function, work, self._put(samples), len(samples))
 
     def _refuse_meanwhile(self, what: str, remedy: str = "call it after fit, as after fit(1) in a loop") -> None:
@@ -507,7 +545,9 @@ class Trainer:
         if checkpoints is not None:
             checkpoints.refuse_to_overtake(self._step)
         full = self._fitting.left_out(self.devices)
-        schedules = ScheduleHistory(self.optimizer, self._step, kept=checkpoints is not None)
+        schedules = ScheduleHistory(self.optimizer, self._step, kept=checkpoints is not None, callbacks=self.callbacks)
+        measures = bool(self.metrics) and test is not None
+        hearers = [one for one in self._objects() if type(one).on_step is not Callback.on_step]
         reach = self.context.driver.engine.reach()
         with LineServer(reach.own, reach.certificates) as hub:
             job = TrainingJob(
@@ -532,6 +572,8 @@ class Trainer:
                 process=process_settings(),
                 shows=shows,
                 on_host=frozenset(device.short for device in self.devices if device.is_host),
+                tells_steps=bool(hearers),
+                measures=measures,
             )
             ids = {device.short: device.id for device in self.devices}
             given = (job, self._put(self._data), self._put(test))
@@ -545,7 +587,13 @@ class Trainer:
                 listener.on_note(f"{name} is left out: {reason}")
             extent = Extent(self._step, steps, checkpoints, partial(append_line, self._sample_log, job.run))
             values, admission = partial(group_values, self.optimizer), Admission(self.options, job.on_host)
-            lead = Lead(hub, start, futures, listener, extent, admission, values, schedules, self._show)
+            program = ProgramHooks(
+                show=self._show,
+                written=self._take_written,
+                measured=partial(measured, self.metrics) if measures else None,
+                stepped=partial(_tell_step, hearers),
+            )
+            lead = Lead(hub, start, futures, listener, extent, admission, values, schedules, program)
             for other in self.context.devices:
                 if not can_train(other) and other != job.sum_on:
                     listener.on_note(f"{other.short} is left out: torch cannot train on it")
@@ -605,6 +653,14 @@ class Trainer:
             )
         return renewed(self._state, self.model, self.optimizer)
 
+    def _objects(self) -> list[Callback]:
+        return [callback for callback in self.callbacks if isinstance(callback, Callback)]
+
+    def _note_metrics(self, test: object) -> None:
+        text = "metrics are of what is tested: give fit test=DATA for those of every epoch"
+        if self.metrics and test is None and text not in self.notes:
+            self.notes.append(text)
+
     def _note_hooks(self) -> None:
         found = model_hooks(self.model)
         text = f"hooks of {', '.join(found[:3])} run beside the devices: what they write outside the model stays there"
@@ -623,15 +679,28 @@ class Trainer:
         self._data_before = self._all_data_now()
 
     def _refuse_changed(self, _: EpochReport) -> None:
-        changed = difference(self._seen, seen(self.model, self.loss, self.optimizer))
-        changed = changed or difference(self._data_before, self._all_data_now())
+        """Take over what callbacks wrote to the state that is trained, and refuse what else they changed."""
+        now = seen(self.model, self.loss, self.optimizer)
+        names = self._written_names({*self._seen, *now})
+        was, new = ({name: value for name, value in one.items() if name not in names} for one in (self._seen, now))
+        changed = difference(was, new) or difference(self._data_before, self._all_data_now())
         if changed:
-            what = "the model's weights" if changed.endswith(", a weight,") else changed
             raise BadValueError(
-                f"a callback changed {what.rstrip(',')}, which the devices would not see",
+                f"a callback changed {changed.rstrip(',')}, which the devices would not see",
                 remedy="change it between two calls: fit(1) in a loop",
             )
+        if self._state is not None and any(self._seen.get(name) != now.get(name) for name in names):
+            self._state = self._written = renewed(self._state, self.model, self.optimizer)
         self._restore_modes()
+
+    def _written_names(self, names: set[str]) -> set[str]:
+        """Return those names of `seen` that are parts of the state which is trained."""
+        frozen = {f"{name}, a weight," for name, each in self.model.named_parameters() if not each.requires_grad}
+        return {name for name in names if name.endswith(_TRAINED) and name not in frozen}
+
+    def _take_written(self) -> bytes | None:
+        written, self._written = self._written, None
+        return written
 
     def _restore_modes(self) -> None:
         """Set the modes back: a callback that tests may leave the whole model in eval mode."""

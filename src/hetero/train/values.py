@@ -35,6 +35,7 @@ __all__ = [
     "Evaluation",
     "NotANumberError",
     "OptimizerMaker",
+    "StepReport",
     "Totals",
     "TrainOptions",
     "TrainingError",
@@ -358,6 +359,8 @@ class EpochReport:
         Samples/s that each device would reach alone with the whole batch.
     test_loss, test_accuracy
         On the data that `fit` was given to test on, None without.
+    metrics
+        Of the Trainer, on the same data, by name.
     """
 
     epoch: int
@@ -370,6 +373,7 @@ class EpochReport:
     speeds: dict[str, float]
     test_loss: float | None = None
     test_accuracy: float | None = None
+    metrics: dict[str, float | list[float]] = field(default_factory=dict)
 
     @property
     def efficiency(self) -> float:
@@ -379,6 +383,37 @@ class EpochReport:
     def as_dict(self) -> dict[str, object]:
         """Return the figures by name."""
         return {**asdict(self), "efficiency": self.efficiency}
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step was like.
+
+    Attributes
+    ----------
+    epoch, step
+        Counted from 1.
+    loss
+        Mean over the step's samples, before its update.
+    learning_rates
+        That it was made with, one a parameter group.
+    seconds
+        That it took.
+    shares
+        Its samples by device.
+
+    Examples
+    --------
+    >>> StepReport(1, 3, 0.5, (0.1,), 0.01, {"cpu:0": 24, "cpu:1": 8}).step
+    3
+    """
+
+    epoch: int
+    step: int
+    loss: float
+    learning_rates: tuple[float, ...]
+    seconds: float
+    shares: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,11 +428,14 @@ class Evaluation:
         Mean.
     accuracy
         Share of right answers, None where targets are no classes.
+    metrics
+        Of the Trainer, by name.
     """
 
     samples: int
     loss: float
     accuracy: float | None
+    metrics: dict[str, float | list[float]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

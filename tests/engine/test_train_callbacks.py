@@ -16,6 +16,7 @@ import pytest
 import hetero
 from hetero.errors import BadValueError
 from hetero.floor.errors import MissingPackageError
+from hetero.train import additivity, member
 from hetero.train.listener import Listener
 from hetero.train.saving import read_model
 from tests.flat_options import trainer_options
@@ -228,6 +229,35 @@ def test_a_frozen_weight_that_a_callback_writes_is_refused_by_name(fleet: hetero
     said = r"a callback changed 0\.weight, a weight, which the devices would not see; .*fit\(1\) in a loop"
     with made(fleet, model, sgd, lambda _: halve(model, sgd)) as trainer, pytest.raises(BadValueError, match=said):
         trainer.fit(2)
+
+
+def test_a_fit_after_which_only_weights_were_changed_makes_no_trial_and_no_probe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    for module, name in ((additivity, "verify"), (member, "probe")):
+        real = getattr(module, name)
+        note = lambda *args, name=name, real=real, **more: (asked.append(name), real(*args, **more))[1]  # noqa: E731
+        monkeypatch.setattr(module, name, note)
+    model = net()
+    expected, optimizer = copy.deepcopy(model), adam(model)
+    with hetero.Context(devices="2xcpu", isolation="thread", history=False) as ctx:
+        trainer = made(ctx, model, optimizer)
+        for _ in range(3):
+            trainer.fit(1)
+            halve(model, optimizer)
+        assert sorted(asked) == ["probe", "probe", "verify", "verify"]
+        model[0].weight.requires_grad_(False)
+        trainer.fit(1)
+        assert len(asked) == 8
+    other = adam(expected)
+    for epoch, _ in enumerate(plain_epochs(expected, other, 4)):
+        if epoch < 3:
+            halve(expected, other)
+        if epoch == 2:
+            expected[0].weight.requires_grad_(False)
+            expected[0].weight.grad = None
+    assert distance(model.state_dict(), expected.state_dict()) < 1e-12
 
 
 # --- metrics -------------------------------------------------------------------------------------------------

@@ -424,9 +424,9 @@ def _of_loader(loader: torch.utils.data.DataLoader, what: str) -> Samples:
             remedy="do its work in the dataset, when a sample is read first",
         )
     for name, (usual, remedy) in _SETTINGS.items():
-        given: object = getattr(loader, name) if hasattr(loader, name) else usual[0]
-        if given not in usual:
-            raise BadValueError(f"{what}: the loader's {name}={shown(given)} would have no effect", remedy=remedy)
+        value: object = getattr(loader, name) if hasattr(loader, name) else usual[0]
+        if value not in usual:
+            raise BadValueError(f"{what}: the loader's {name}={shown(value)} would have no effect", remedy=remedy)
     found = _taken(loader.dataset, what)
     if loader.collate_fn is not torch.utils.data.default_collate:
         found = Samples(dataset=loader.dataset, collate=loader.collate_fn)

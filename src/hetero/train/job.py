@@ -45,6 +45,7 @@ class TrainingJob:
     on_host : the devices that compute on their host's cores
     tells_steps : True where the program hears of every step
     measures : True where the program has metrics of what the model gives in a test
+    settled : the same number for runs between which nothing but the trained state was changed
     """
 
     parts: bytes
@@ -70,3 +71,4 @@ class TrainingJob:
     on_host: frozenset[str] = frozenset()
     tells_steps: bool = False
     measures: bool = False
+    settled: int = 0

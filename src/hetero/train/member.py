@@ -11,7 +11,7 @@ import gc
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hetero.backends.registry import torch_place
 from hetero.backends.torch import is_out_of_memory
@@ -130,6 +130,31 @@ def _spare_what_is_there() -> None:
     gc.freeze()
 
 
+class _Settled(NamedTuple):
+    """What a member knows after a run, and need not find out again where nothing but the trained state was changed.
+
+    Attributes
+    ----------
+    number : of the job, see `TrainingJob.settled`
+    model, link_s : as `MemberReady` has them
+    whole, most : of the passes, see `PassLimit`
+    channels_last : whether convolutions work with channels last
+    shapes : of batches, that were tried
+    """
+
+    number: int
+    model: StepModel
+    link_s: float
+    whole: str
+    most: float
+    channels_last: bool
+    shapes: tuple[object, ...]
+
+
+_settled: dict[str, _Settled] = {}
+"""By device; this process may have several."""
+
+
 class _LeftError(Exception):
     """The device is left out from here on."""
 
@@ -164,13 +189,15 @@ class _Member(Membership):
         """Take part until the last step; returns the trained state if this is the first member then."""
         try:
             self.passes.most = min(self.passes.most, self.introduce())
-            self.passes.whole = self._verified()
-            found = probe(self.job, self.device, self.data, self.throttle, self.passes, self._tell_speed)
-            self.model = found.model
+            known = _settled.pop(self.device.id, None)
+            channels_last = self._probed() if known is None or known.number != self.job.settled else self._knows(known)
             self.replica = self._made()
-            self.replica.layout.channels_last = found.channels_last
-            while not self._is_over():
-                pass
+            self.replica.layout.channels_last = channels_last
+            try:
+                while not self._is_over():
+                    pass
+            finally:
+                self._settle()
             return self.replica.state() if self.rank == 0 else None
         except (_LeftError, StopError):
             return None
@@ -182,6 +209,26 @@ class _Member(Membership):
             self.profile.close()
             self.ahead.close()
             self.leave()
+
+    def _probed(self) -> bool:
+        """Find out what the device can do with this model, and whether it is exact; return the better layout."""
+        self.passes.whole = self._verified()
+        found = probe(self.job, self.device, self.data, self.throttle, self.passes, self._tell_speed)
+        self.model = found.model
+        gc.collect()  # of the probe's copy
+        return found.channels_last
+
+    def _knows(self, known: _Settled) -> bool:
+        """Take over what an earlier run found out; return the better layout."""
+        self.model, self._link_s, self._tried_shapes = known.model, known.link_s, known.shapes
+        self.passes.whole, self.passes.most = known.whole, min(self.passes.most, known.most)
+        self.throttle.restart()
+        return known.channels_last
+
+    def _settle(self) -> None:
+        channels_last, shapes = self.replica.layout.channels_last, self._tried_shapes
+        found = (self.model, self._link_s, self.passes.whole, self.passes.most, channels_last, shapes)
+        _settled[self.device.id] = _Settled(self.job.settled, *found)
 
     def _verified(self, more: Sequence[int] = ()) -> str:
         """Try whether parts of a batch add up to it; returns why passes must stay whole, '' where they need not."""
@@ -216,7 +263,6 @@ class _Member(Membership):
         """Make the replica that trains, once the memory of the probe's copy is free."""
         from hetero.train.replica import ModelReplica
 
-        gc.collect()
         _spare_what_is_there()
         replica = ModelReplica(self.job.parts, self.options, self.place, 1 + 2 * len(self.job.names), self.passes)
         if self.job.state is not None:

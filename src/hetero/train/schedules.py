@@ -213,7 +213,7 @@ def load_schedulers(optimizer: object, states: Mapping[str, object], callbacks: 
     for name in states:
         if name not in here:
             raise BadValueError(
-                f"the checkpoint was kept with a {name}, and no {name} holds the optimizer now, or is a callback",
+                f"the checkpoint was kept with a {name}, and no scheduler of the optimizer and no callback is one",
                 remedy="make it as before, and then call resume()",
             )
     for name, state in states.items():
@@ -322,6 +322,7 @@ class ScheduleHistory:
     begin : steps done before the run
     kept : True where there are checkpoints; without them a run goes back to its beginning alone
     callbacks : of the run; those that have a state go back with it
+    heard : False where nobody hears of epochs: then nothing changes, and schedulers are not searched for
 
     Notes
     -----
@@ -329,12 +330,16 @@ class ScheduleHistory:
     schedulers then go on from where they stood before these, as those of a run that nothing disturbed.
     """
 
-    def __init__(self, optimizer: object, begin: int, *, kept: bool, callbacks: Sequence[object] = ()) -> None:
+    def __init__(
+        self, optimizer: object, begin: int, *, kept: bool, callbacks: Sequence[object] = (), heard: bool = True
+    ) -> None:
         self._optimizer = optimizer
         self._callbacks = callbacks
         self._kept = kept
         self._furthest = begin
-        self._moments = {begin: self._moment()}
+        self._moments = {
+            begin: self._moment() if kept or heard else _Moment({}, [], copy.deepcopy(group_values(optimizer)))
+        }
 
     def ended(self, step: int) -> dict[str, object]:
         """Note how things stand after the callbacks of an epoch; return the states for checkpoints from then on.

@@ -196,6 +196,7 @@ class Trainer:
         self._trained: tuple[str, ...] = ()
         self._state: bytes | None = None
         self._written: bytes | None = None
+        self._settled: tuple[object, int] = (None, 0)
         self._step = 0
         self._totals: Totals | None = None
         self._runs_in = 0
@@ -545,7 +546,9 @@ class Trainer:
         if checkpoints is not None:
             checkpoints.refuse_to_overtake(self._step)
         full = self._fitting.left_out(self.devices)
-        schedules = ScheduleHistory(self.optimizer, self._step, kept=checkpoints is not None, callbacks=self.callbacks)
+        schedules = ScheduleHistory(
+            self.optimizer, self._step, kept=checkpoints is not None, callbacks=self.callbacks, heard=shows
+        )
         measures = bool(self.metrics) and test is not None
         hearers = [one for one in self._objects() if type(one).on_step is not Callback.on_step]
         reach = self.context.driver.engine.reach()
@@ -574,6 +577,7 @@ class Trainer:
                 on_host=frozenset(device.short for device in self.devices if device.is_host),
                 tells_steps=bool(hearers),
                 measures=measures,
+                settled=self._settled_number(names),
             )
             ids = {device.short: device.id for device in self.devices}
             given = (job, self._put(self._data), self._put(test))
@@ -652,6 +656,16 @@ class Trainer:
                 remedy="make another Trainer",
             )
         return renewed(self._state, self.model, self.optimizer)
+
+    def _settled_number(self, names: Sequence[str]) -> int:
+        """Return the same number as for the last fit where nothing but the trained state was changed since."""
+        parts = {name: value for name, value in self._seen.items() if not name.endswith(_TRAINED)}
+        modes = [training for _, training in self._modes]
+        whole = id(self.model), id(self.loss), type(self.optimizer), tuple(names), modes, parts, self._data_seen
+        found = (*whole, process_settings())
+        if found != self._settled[0]:
+            self._settled = found, next(_numbers)
+        return self._settled[1]
 
     def _objects(self) -> list[Callback]:
         return [callback for callback in self.callbacks if isinstance(callback, Callback)]

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BestWeights", "Callback", "EarlyStopping", "MLflowLogger", "TensorBoardLogger", "WandbLogger"]
 
+_BATCH = 500
+"""Values of a request to MLflow, which takes 1,000 at most."""
+_SEND_S = 2.0
 _MODES = ("min", "max")
 _FIGURES = ("loss", "accuracy", "test_loss", "test_accuracy", "seconds", "samples_per_s")
 
@@ -307,7 +310,7 @@ class BestWeights(_Monitor):
         atomic_write(self.file, save({name: each.contiguous() for name, each in weights.items()}))
 
     def on_fit_end(self, trainer: Trainer) -> None:
-        """Give the model the best weights.
+        """Load the best weights into the model.
 
         Examples
         --------
@@ -500,6 +503,8 @@ class MLflowLogger(_ValueLogger):
         self.tracking_uri = tracking_uri
         self.run_id = ""
         self._client: mlflow.MlflowClient | None = None
+        self._waiting: list[mlflow.entities.Metric] = []
+        self._sent_s = 0.0
 
     def _begin(self, about: Mapping[str, int | float | str]) -> None:
         import mlflow
@@ -516,9 +521,28 @@ class MLflowLogger(_ValueLogger):
     def _log(self, values: Mapping[str, float], step: int) -> None:
         from mlflow.entities import Metric
 
-        assert self._client is not None
         now_ms = int(1000 * clock.wall_time_s())
-        self._client.log_batch(self.run_id, [Metric(name, value, now_ms, step) for name, value in values.items()])
+        self._waiting += [Metric(name, value, now_ms, step) for name, value in values.items()]
+        if len(self._waiting) >= _BATCH or clock.monotonic_s() - self._sent_s > _SEND_S:
+            self._send()
+
+    def _send(self) -> None:
+        """Send what waits, in requests of as many values as MLflow takes."""
+        assert self._client is not None
+        while self._waiting:
+            self._client.log_batch(self.run_id, self._waiting[:_BATCH])
+            del self._waiting[:_BATCH]
+        self._sent_s = clock.monotonic_s()
+
+    def on_fit_end(self, trainer: Trainer) -> None:
+        """Send all values.
+
+        Examples
+        --------
+        >>> MLflowLogger().on_fit_end(None)
+        """
+        if self._client is not None:
+            self._send()
 
     def close(self) -> None:
         """End the run.
@@ -528,6 +552,7 @@ class MLflowLogger(_ValueLogger):
         >>> MLflowLogger().close()
         """
         if self._client is not None:
+            self._send()
             self._client.set_terminated(self.run_id)
             self._client = None
 

@@ -130,7 +130,7 @@ def _spare_what_is_there() -> None:
     gc.freeze()
 
 
-class _Settled(NamedTuple):
+class _KnownMember(NamedTuple):
     """What a member knows after a run, and need not find out again where nothing but the trained state was changed.
 
     Attributes
@@ -151,7 +151,7 @@ class _Settled(NamedTuple):
     shapes: tuple[object, ...]
 
 
-_settled: dict[str, _Settled] = {}
+_settled: dict[str, _KnownMember] = {}
 """By device; this process may have several."""
 
 
@@ -218,7 +218,7 @@ class _Member(Membership):
         gc.collect()  # of the probe's copy
         return found.channels_last
 
-    def _knows(self, known: _Settled) -> bool:
+    def _knows(self, known: _KnownMember) -> bool:
         """Take over what an earlier run found out; return the better layout."""
         self.model, self._link_s, self._tried_shapes = known.model, known.link_s, known.shapes
         self.passes.whole, self.passes.most = known.whole, min(self.passes.most, known.most)
@@ -228,7 +228,7 @@ class _Member(Membership):
     def _settle(self) -> None:
         channels_last, shapes = self.replica.layout.channels_last, self._tried_shapes
         found = (self.model, self._link_s, self.passes.whole, self.passes.most, channels_last, shapes)
-        _settled[self.device.id] = _Settled(self.job.settled, *found)
+        _settled[self.device.id] = _KnownMember(self.job.settled, *found)
 
     def _verified(self, more: Sequence[int] = ()) -> str:
         """Try whether parts of a batch add up to it; returns why passes must stay whole, '' where they need not."""

@@ -140,7 +140,7 @@ def make_schedule(schedule: object, optimizer: torch.optim.Optimizer) -> torch.o
     return made
 
 
-def _named_schedule(named: Any, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+def _named_schedule(named: object, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
     """Return a scheduler by the name of its class; what it takes as `schedulers` is named in the same way."""
     module = torch.optim.lr_scheduler
     known = [
@@ -250,9 +250,9 @@ def _by_name(outer: Sequence[torch.optim.lr_scheduler.LRScheduler]) -> dict[str,
     return {type(one).__name__: one for one in outer}
 
 
-def _stateful(callbacks: Sequence[object]) -> dict[str, Any]:
+def _stateful(callbacks: Sequence[object]) -> dict[str, Callback]:
     """Return the callbacks that have a state, by the names of their classes; the second of a class as 'Name 2'."""
-    found: dict[str, object] = {}
+    found: dict[str, Callback] = {}
     numbers: Counter[str] = Counter()
     for one in callbacks:
         if isinstance(one, Callback) and one.state_dict():

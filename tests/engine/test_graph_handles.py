@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 import hetero
 from hetero.floor.errors import BadValueError, NothingFitsError, SerialisationError
+from hetero.model.device import HOST_NODE
 
 LARGE = 9_000
 """Numbers of an array that is large enough to travel in shared memory."""
@@ -516,3 +518,159 @@ def test_arrays_keep_their_order_in_memory(ctx: hetero.Context) -> None:
         graph.add(same, handle.readwrite)
         graph.run(ctx)
         assert strides.result() == handle.result().strides == array.strides
+
+
+def raised(array: Any, mark: str) -> Any:
+    """Raise an array in place; end the worker in the middle of that where the mark is not there yet."""
+    array[: len(array) // 2] += 1
+    if mark and not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    array[len(array) // 2 :] += 1
+    return array
+
+
+def test_a_worker_that_dies_in_the_middle_of_a_change_in_shared_memory_leaves_the_value_before(tmp_path: Path) -> None:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
+        graph = hetero.graphs.Graph()
+        counts, before = graph.data(np.zeros(LARGE)), graph.data()
+        for step in range(8):  # the second of those that a worker runs is the first that it runs in shared memory
+            graph.add(raised, counts.readwrite, str(tmp_path / str(step)) if step in (3, 6) else "")
+            if step == 2:
+                graph.add(np.copy, counts.read, before.write)
+        graph.run(ctx)
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["3", "6"]
+        assert counts.result().tolist() == [8.0] * LARGE
+        assert before.result().tolist() == [3.0] * LARGE
+
+
+def shared_mapping(array: Any) -> bool:
+    """Return whether an array lies in memory that is shared with other processes."""
+    address = array.ctypes.data
+    with open("/proc/self/maps") as maps:
+        rows = [line.split() for line in maps]
+    ranges = [([int(end, 16) for end in row[0].split("-")], row[1]) for row in rows]
+    return any(low <= address < high and rights.endswith("s") for (low, high), rights in ranges)
+
+
+def marked(array: Any) -> Any:
+    array[array.sum().astype(int)] = shared_mapping(array)
+    return array
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_an_array_that_is_changed_in_place_lies_where_the_result_will() -> None:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
+        graph = hetero.graphs.Graph()
+        given = np.zeros(LARGE)
+        array = graph.data(given)
+        for _ in range(4):
+            graph.add(marked, array.readwrite)
+        graph.run(ctx)
+        assert array.result()[:4].tolist() == [1, 1, 1, 0]  # the first is not known yet to return what it changes
+        assert not given.any()
+
+
+def kept_here() -> list[Any]:
+    """Return what this process keeps."""
+    return vars(sys).setdefault("_kept_arrays", [])  # type: ignore[no-any-return]
+
+
+def kept_and_raised(array: Any) -> Any:
+    """Raise an array in place, and every one that was seen before, which only this worker has."""
+    for each in kept_here():
+        each += 100
+    array += 1
+    kept_here().append(array)
+    return array
+
+
+def seen_before(array: Any) -> Any:
+    return [float(each.max()) for each in kept_here()]
+
+
+def test_a_task_that_keeps_an_array_changes_no_value_of_the_graph_later() -> None:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
+        graph = hetero.graphs.Graph()
+        array, versions = graph.data(np.zeros(LARGE)), [graph.data() for _ in range(5)]
+        for each in versions:
+            graph.add(kept_and_raised, array.readwrite)
+            graph.add(np.copy, array.read, each.write)
+        kept = graph.data()
+        graph.add(seen_before, array.read, kept.write)
+        graph.run(ctx)
+        assert [float(each.result().max()) for each in versions] == [1, 2, 3, 4, 5]
+        assert array.result().tolist() == [5.0] * LARGE
+        assert kept.result() == [401, 302, 203, 104, 5]
+
+
+def raised_and_other(array: Any, other: Any) -> Any:
+    array += 1
+    return np.concatenate([array, other])
+
+
+def test_a_value_that_a_task_changes_and_reads_as_well_is_read_as_it_was(ctx: hetero.Context) -> None:
+    graph = hetero.graphs.Graph()
+    start = graph.add(np.zeros, LARGE)
+    array = graph.data(start)
+    graph.add(raised_and_other, array.readwrite, start)
+    graph.run(ctx)
+    assert array.result().tolist() == [1.0] * LARGE + [0.0] * LARGE
+
+
+def other_form(array: Any, form: str) -> Any:
+    """Change an array in place and return it, or a part of it, or another one."""
+    array += 1
+    return {"same": array, "turned": array.T, "part": array[1:], "other": array + 0, "first": array[:1]}[form]
+
+
+def test_what_a_task_returns_of_an_array_that_it_changed_is_that_and_nothing_else(ctx: hetero.Context) -> None:
+    given = np.arange(300 * 300, dtype=float).reshape(300, 300)
+    forms = ["same", "same", "turned", "same", "part", "same", "other", "same", "turned", "first", "same"]
+    graph, wanted = hetero.graphs.Graph(), given.copy()
+    array, versions = graph.data(given), [graph.data() for _ in forms]
+    for each, form in zip(versions, forms, strict=True):
+        graph.add(other_form, array.readwrite, form)
+        graph.add(np.copy, array.read, each.write)
+    graph.run(ctx)
+    for each, form in zip(versions, forms, strict=True):
+        wanted = other_form(wanted.copy(order="K"), form)
+        assert np.array_equal(each.result(), wanted)
+
+
+def two_raised(one: Any, other: Any) -> Any:
+    one += 1
+    other += 2
+    return other, one
+
+
+def test_several_arrays_that_are_changed_in_place_change_places_as_they_are_returned(ctx: hetero.Context) -> None:
+    graph = hetero.graphs.Graph()
+    one, other = graph.data(np.zeros(LARGE)), graph.data(np.ones(LARGE))
+    for _ in range(5):
+        graph.add(two_raised, one.readwrite, other.readwrite)
+    graph.run(ctx)
+    expected = 0.0, 1.0
+    for _ in range(5):
+        expected = expected[1] + 2, expected[0] + 1
+    assert (one.result().tolist(), other.result().tolist()) == ([expected[0]] * LARGE, [expected[1]] * LARGE)
+
+
+def test_a_function_travels_once_for_all_data_that_it_writes() -> None:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
+        graph = hetero.graphs.Graph()
+        tiles = [graph.data(np.zeros(5), name=f"tile {at}") for at in range(6)]
+        for tile in tiles:
+            graph.add(raised, tile.readwrite, "")
+        graph.run(ctx)
+        assert ctx.driver.engine.counters["functions"] == 1
+
+
+def test_versions_are_given_back_as_soon_as_nobody_needs_them() -> None:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
+        graph = hetero.graphs.Graph()
+        array = graph.data(np.zeros(LARGE))
+        for _ in range(60):
+            graph.add(raised, array.readwrite, "")
+        graph.run(ctx)
+        assert ctx.driver.engine.usage()[HOST_NODE].peak_bytes < 12 * 8 * (LARGE + 1024)

@@ -11,16 +11,24 @@ import hashlib
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from hetero.drive.frame import Frame, called_key, current
-from hetero.engines.base import Function
+from hetero.engines.base import Call, Function
 from hetero.floor import platform, settings
 from hetero.floor.contexts import transparent
 from hetero.floor.errors import BadValueError
 from hetero.model.device import HOST_NODE
 
-__all__ = ["CallEnvironment", "HostArguments", "SeededCall", "WritingCall", "derived_seed", "kept_random_state"]
+__all__ = [
+    "CallEnvironment",
+    "HostArguments",
+    "SeededCall",
+    "Writes",
+    "WritingCalls",
+    "derived_seed",
+    "kept_random_state",
+]
 
 _MOST = 1024
 
@@ -237,66 +245,100 @@ class HostArguments:
         return found
 
 
+class Writes(NamedTuple):
+    """How one call writes data.
+
+    Attributes
+    ----------
+    changes
+        Positions and names of the arguments that it may change in place.
+    names
+        Of the data of which it returns new values: one value, or a tuple of several.
+    copies
+        True where these arguments are copied beforehand: workers are handed the program's own objects, or one of them
+        is given to the call twice.
+    """
+
+    changes: tuple[int | str, ...]
+    names: tuple[str, ...]
+    copies: bool
+
+
 class WritingCall:
     """A function that returns new values of data, and may change some of its arguments in place on the way.
 
     What it changes is its own copy, so that the values before stay for other tasks and for another attempt. In a worker
-    process, values of the host's memory are private by themselves: pages are copied as they are written to.
+    process, values of the host's memory are private by themselves: pages are copied as they are written to, or all at
+    once to where the result of the attempt will lie.
 
     Parameters
     ----------
     function
         What is called.
-    changes
-        Positions and names of the arguments that it may change.
     writes
-        Names of the data of which it returns new values: one value, or a tuple of several.
-    copies
-        True where workers are handed the program's own objects.
+        How; without names where these are the first argument.
     """
 
-    def __init__(
-        self, function: Callable[..., object], changes: tuple[int | str, ...], writes: tuple[str, ...], copies: bool
-    ) -> None:
+    def __init__(self, function: Callable[..., object], writes: Writes) -> None:
         self.function = function
-        self.changes = changes
         self.writes = writes
-        self.copies = copies
-
-    @classmethod
-    def around(
-        cls, function: Function, changes: tuple[int | str, ...], writes: tuple[str, ...], copies: bool
-    ) -> Function:
-        """Return a function with this around whatever Python it has."""
-        key = f"{function.key}|writes {changes} {writes} {copies}"
-        parts = {
-            word: cls(each, changes, writes, copies) if callable(each) else each
-            for word, each in function.implementations.items()
-        }
-        default = None if function.default is None else cls(function.default, changes, writes, copies)
-        return Function(key, function.name, default, parts)
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Call the function, and refuse what is not one value for each of the data."""
+        names, (changes, _, copies) = self.writes.names, self.writes
+        if not names:
+            names, args = cast("tuple[str, ...]", args[0]), args[1:]
         frame = current()
-        if self.copies or frame is None or frame.device.isolation == "thread" or frame.device.memory_node != HOST_NODE:
-            args = tuple([copy.deepcopy(each) if at in self.changes else each for at, each in enumerate(args)])
-            kwargs = {word: copy.deepcopy(each) if word in self.changes else each for word, each in kwargs.items()}
+        own: Callable[[object], object] | None = copy.deepcopy
+        if not copies and frame is not None and frame.device.isolation != "thread":
+            own = frame.own if frame.device.memory_node == HOST_NODE else own
+        if own is not None:
+            args = tuple([own(each) if at in changes else each for at, each in enumerate(args)])
+            kwargs = {word: own(each) if word in changes else each for word, each in kwargs.items()}
         value = self.function(*args, **kwargs)
         if frame is None or frame.channel is None or frame.channel.rank == 0:
-            self._check(value)
+            self._check(value, names)
         return value
 
-    def _check(self, value: object) -> None:
-        several = len(self.writes) > 1
+    def _check(self, value: object, names: tuple[str, ...]) -> None:
+        several = len(names) > 1
         values = value if several and isinstance(value, tuple | list) else (value,)
         lacking = any(each is None for each in values)
-        if len(values) == len(self.writes) and not lacking:
+        if len(values) == len(names) and not lacking:
             return
         name = getattr(self.function, "__name__", type(self.function).__name__)
-        wanted = f"a tuple of {len(self.writes)} values" if several else "the new value"
+        wanted = f"a tuple of {len(names)} values" if several else "the new value"
         given = "None" if lacking else f"{len(values)} value{'s' if len(values) != 1 else ''}"
         raise BadValueError(
-            f"{name} writes {', '.join(self.writes)} and returned {given}",
+            f"{name} writes {', '.join(names)} and returned {given}",
             remedy=f"return {wanted}, also where an argument was changed in place",
         )
+
+
+class WritingCalls:
+    """Provides the version of a function with a `WritingCall` around it, the same one for all data that it writes."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Function] = {}
+
+    def apply(self, call: Call, writes: Writes) -> None:
+        """Have a call go through a `WritingCall`; the names of the data travel as its first argument.
+
+        Kernels take no such argument: where a function has some, the names are part of it.
+        """
+        function = call.function
+        if all(map(callable, function.implementations.values())):
+            call.args = (writes.names, *call.args)
+            writes = writes._replace(names=())
+        key = f"{function.key}|writes {writes}"
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            parts = {
+                word: WritingCall(each, writes) if callable(each) else each
+                for word, each in function.implementations.items()
+            }
+            default = None if function.default is None else WritingCall(function.default, writes)
+            found = self._known[key] = Function(key, function.name, default, parts)
+        call.function = found

@@ -101,6 +101,8 @@ class Frame:
     profile : by what the attempt is to be profiled: 'torch' or ''
     timing : the clock of the attempt, None where the engine keeps none
     found : what a task with variables or a seed of its own has found, for those that run on top of it
+    own : gives the attempt a copy of an argument that it may change, where arguments are private already: one that lies
+        where its result will; None where there is no such place
     """
 
     device: Device
@@ -128,6 +130,7 @@ class Frame:
     profile: str = ""
     timing: TaskClock | None = None
     found: EnvironmentFound | None = None
+    own: Callable[[object], object] | None = None
 
     def child(self, name: str, identity: str) -> Frame:
         """Return the frame of a task that this one submits; its checkpoints lie beside those of the outermost task.

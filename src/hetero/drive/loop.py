@@ -301,6 +301,8 @@ class Loop:
     def _drain(self) -> None:
         """Empty the inbox, unless another thread is at it or asks a question: that one takes what was put in."""
         inbox = self._inbox
+        if self._released:
+            inbox.extend(self._released_events())
         while inbox:
             if self._asked or not self._token.acquire(blocking=False):
                 return
@@ -436,19 +438,22 @@ class Loop:
             self._post(self._watch.sample())
 
     def _drop_released(self) -> None:
+        if events := self._released_events():
+            self._post(events)
+
+    def _released_events(self) -> list[Event]:
+        """Drop the items that nobody holds any more; return the events of those that the core knows."""
         events: list[Event] = []
         while True:
             try:
                 item = self._released.popleft()
             except IndexError:  # several threads may be at it
-                break
+                return events
             if item in self._tracked:
                 self._tracked.discard(item)
                 events.append(ItemReleased(self._clock.now_s(), item))
             else:
                 self.engine.forget(item)
-        if events:
-            self._post(events)
 
     # commands
 

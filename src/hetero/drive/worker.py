@@ -57,6 +57,7 @@ class DeviceRunner:
         self._words = tuple(dict.fromkeys(words))
         self._reported: Frame | None = None
         self.timing: TaskClock | None = None
+        self.own: Callable[[object], object] | None = None
         self._always_active = type(backend).activate is Backend.activate
 
     def initialize(self) -> None:
@@ -106,6 +107,7 @@ class DeviceRunner:
             state=self._state,
             inside=self._run_inside,
             timing=self.timing,
+            own=self.own,
         )
         if self.spread is not None:
             frame.path, frame.kept_path, frame.root_key, frame.depth, spreads, _ = nest

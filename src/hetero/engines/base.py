@@ -272,10 +272,13 @@ class Runner(Protocol):
     timing : the engine's clock of the attempts, for functions that read something of their own before they run
     spread : how its tasks have others run anywhere, None where those they submit run at once; set by the engine
     shares_memory : True where the device's arrays may share the bytes of the host's arrays that they were made from
+    own : gives the next attempt a copy, where its result will lie, of an argument that it may change; None where it
+        changes the argument itself, which nobody else sees; set by the engine
     """
 
     timing: TaskClock | None
     spread: Spread | None
+    own: Callable[[object], object] | None
     shares_memory: bool
 
     def initialize(self) -> None:

@@ -53,6 +53,7 @@ __all__ = [
     "interrupt_main_thread",
     "leave_fork",
     "make_private",
+    "make_private_at",
     "open_process",
     "open_shared",
     "private_view",
@@ -72,6 +73,7 @@ PAGE_BYTES = mmap.ALLOCATIONGRANULARITY
 _PR_SET_PDEATHSIG = 1
 _PROT_READ_WRITE = 0x03
 _MAP_PRIVATE = 0x02
+_MAP_FIXED = 0x10
 
 
 @dataclass(slots=True)
@@ -291,6 +293,22 @@ def make_private(view: ctypes.Array[ctypes.c_char]) -> None:
     """Copy what a buffer of `private_view` still shares, so that it outlives its part of the shared memory."""
     pages = memoryview(view).cast("B")[:: mmap.PAGESIZE]
     pages[:] = bytes(pages)
+
+
+def make_private_at(memory: SharedMemory, offset: int, view: ctypes.Array[ctypes.c_char]) -> None:
+    """Turn a part of a shared mapping into a private copy of what it shows, for those who look at it.
+
+    Parameters
+    ----------
+    memory : what is mapped
+    offset : bytes, a multiple of `PAGE_BYTES`; where the part begins in it
+    view : the part
+    """
+    address, nbytes = ctypes.addressof(view), ctypes.sizeof(view)
+    flags = _MAP_PRIVATE | _MAP_FIXED
+    if C_LIBRARY.mmap(address, nbytes, _PROT_READ_WRITE, flags, memory.fd, offset) != address:
+        raise EngineError(f"{format_bytes(nbytes)} cannot be mapped", remedy="give a higher limit (ulimit -v)")
+    make_private(view)
 
 
 def same_bytes(address: int, other: int, nbytes: int) -> bool:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import concurrent.futures
 import operator
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from hetero.drive.call_environment import WritingCall
+from hetero.drive.call_environment import Writes
 from hetero.engines.shared.items import MISSING
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import shown
@@ -41,7 +42,7 @@ class GraphNode:
         The function's name, or the id in the file.
     """
 
-    __slots__ = ("_after", "_around", "_call", "_function", "_graph", "_index", "_level", "_makes", "name")
+    __slots__ = ("_after", "_call", "_function", "_graph", "_index", "_level", "_makes", "_writes", "name")
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class GraphNode:
         self._makes = tuple(uses.makes.values())
         self._level = 0
         names = tuple([data.name for data in uses.makes])
-        self._around = partial(WritingCall.around, changes=tuple(uses.changes), writes=names) if names else None
+        self._writes = Writes(tuple(uses.changes), names, copies=False) if names else None
         self.name = name
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -388,10 +389,15 @@ class _Submission:
 
     def add(self, node: GraphNode) -> None:
         """Submit a task whose tasks before it are submitted."""
-        args, kwargs = replaced(node._call, (GraphNode, Version), self._value)
+        given: Counter[int] = Counter()
+        args, kwargs = replaced(node._call, (GraphNode, Version), partial(self._counted, given))
         behind = tuple([self.futures[each] for each in node._after])
-        around = None if node._around is None else partial(node._around, copies=self._copies)
-        future = self._noted(self._ctx._submit_call(as_task(node._function), args, kwargs, behind, around))
+        writes = node._writes
+        if writes is not None:
+            changed = [args[at] if isinstance(at, int) else kwargs[at] for at in writes.changes]
+            copies = self._copies or any(isinstance(each, Future) and given[each.item] > 1 for each in changed)
+            writes = writes._replace(copies=True) if copies else writes
+        future = self._noted(self._ctx._submit_call(as_task(node._function), args, kwargs, behind, writes))
         self.futures[node] = future
         for place, version in enumerate(node._makes):
             value = future if len(node._makes) == 1 else self._part(future, place)
@@ -406,6 +412,12 @@ class _Submission:
             return None
         value = self._value(version)
         return self._noted(value) if version.makers else value
+
+    def _counted(self, given: Counter[int], each: GraphNode | Version) -> Future:
+        """Return the future of an argument, and count how often the call is given its value."""
+        value = self._value(each)
+        given[value.item] += 1
+        return value
 
     def _value(self, each: GraphNode | Version) -> Future:
         if isinstance(each, Version) and each not in self._values:
@@ -432,8 +444,8 @@ class _Submission:
         leaves += [given[index] for index in sorted(given)]
         for leaf in leaves:
             self.unread.pop(leaf.item, None)
-        around = partial(WritingCall.around, changes=(0,), writes=(version.name,), copies=self._copies)
-        return tree(self._ctx, as_task(version.operator), leaves, around)
+        writes = Writes((0,), (version.name,), self._copies)
+        return tree(self._ctx, as_task(version.operator), leaves, writes)
 
     def _part(self, future: Future, place: int) -> Future:
         """Return one of several values that a task returns, as an item of its own."""

@@ -18,6 +18,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Unpack
 
+from hetero.drive.call_environment import Writes, WritingCalls
 from hetero.drive.frame import KEPT_MARK, current
 from hetero.drive.profiling import Profiling
 from hetero.engines.base import Call, ItemRef, Nest, NodeUsage
@@ -41,7 +42,6 @@ from hetero.session.tasks import TaskFunction, as_task
 if TYPE_CHECKING:
     import hetero
     from hetero.drive.live import Driver
-    from hetero.engines.base import Function
     from hetero.model.device import Device
     from hetero.session.config import Config
     from hetero.session.executor import Executor
@@ -178,6 +178,7 @@ class Context(AsyncTwins):
         self.driver.nested.timeout_s = self.config.timeout_s or 0.0
         nodes = {device.memory_node for device in self._opened.devices}
         self._sharing = Sharing(self) if nodes - {HOST_NODE} else None
+        self._writing = WritingCalls()
         self._leases: ContextLeases | None = None
         self._published = publish(self) if self.engine != "inline" else None
         self.closed = False
@@ -225,7 +226,7 @@ class Context(AsyncTwins):
         args: tuple[object, ...],
         kwargs: Mapping[str, object],
         behind: tuple[Future, ...] = (),
-        around: Callable[[Function], Function] | None = None,
+        writes: Writes | None = None,
     ) -> Future:
         """Submit one call of a task, its arguments as a tuple and a mapping.
 
@@ -233,8 +234,8 @@ class Context(AsyncTwins):
         ----------
         behind
             Futures of this Context that must have ended before; their values do not travel.
-        around
-            Lays something around the function.
+        writes
+            The data of which it returns new values, and the arguments that it may change in place.
         """
         if self._ending is not None:
             self._refuse_late()
@@ -263,8 +264,6 @@ class Context(AsyncTwins):
             return future
         if behind:
             after = (*after, *[each.item for each in behind])
-        if around is not None:
-            function = around(function)
         request = task.request if self.config.timeout_s is None else limited(task.request, self.config.timeout_s)
         if self._leases is not None:
             request = self._leases.around(task.name, signature, request)
@@ -273,6 +272,8 @@ class Context(AsyncTwins):
         if self.name:
             future._task_key = task_key
         call = Call(function, args, kwargs, refs, None, task_key, keep, _ALONE if request.exclusive else _SPREADS)
+        if writes is not None:
+            self._writing.apply(call, writes)
         self._live[item] = weakref.ref(future)
         try:
             driver.submit(Task(item, task.name, signature, size, refs, after, request), call, future)

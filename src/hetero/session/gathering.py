@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from hetero.engines.base import Function
+from hetero.drive.call_environment import Writes
 from hetero.floor.containers import contents, is_container, rebuild
 from hetero.floor.errors import BadValueError
 from hetero.session.futures import Future
@@ -109,16 +109,16 @@ def tree(
     ctx: Context,
     task: TaskFunction[..., object],
     leaves: list[Future],
-    around: Callable[[Function], Function] | None = None,
+    writes: Writes | None = None,
 ) -> Future:
     """Combine futures two by two, in their order; returns the future of the total.
 
     Parameters
     ----------
-    around
-        Lays something around the function.
+    writes
+        The data of which each call returns a new value, and the argument that it may change in place.
     """
     while len(leaves) > 1:
         pairs = [tuple(leaves[i : i + 2]) for i in range(0, len(leaves), 2)]
-        leaves = [ctx._submit_call(task, pair, {}, (), around) if len(pair) > 1 else pair[0] for pair in pairs]
+        leaves = [ctx._submit_call(task, pair, {}, (), writes) if len(pair) > 1 else pair[0] for pair in pairs]
     return leaves[0]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import one_line
-from hetero.engines.shared.memory_pool import Views, store
+from hetero.engines.shared.memory_pool import Views, lengths, store
 from hetero.engines.shared.wire import Frames, WireValue, frame, fresh
 from hetero.engines.shared.worker import KeptValues, wait_for_link
 from hetero.floor import clock, platform
@@ -151,7 +151,7 @@ class Control:
 
     def _export(self, order: int, key: object) -> tuple[object, ...]:
         value = self._worker.runner.to_host(self.values[key])
-        wire = store(value, self._worker.segments, lambda sizes: self._lease(order, sizes))
+        wire = store(value, self._worker.segments, lambda buffers: self._lease(order, lengths(buffers)))
         wait_for_link(self._worker.device, sum([place.nbytes for place in wire.places]))
         return tuple(wire)
 

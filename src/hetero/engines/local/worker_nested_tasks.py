@@ -15,7 +15,7 @@ from hetero.engines.base import Asked, Ended, Function, Nest
 from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import load_error, one_line
 from hetero.engines.shared.in_flight import FUNCTIONS_KEPT, pack_function
-from hetero.engines.shared.memory_pool import Views, store
+from hetero.engines.shared.memory_pool import Views, lengths, store
 from hetero.engines.shared.messages import Cancelled
 from hetero.engines.shared.wire import WireValue
 from hetero.floor import clock
@@ -95,7 +95,7 @@ class Spreading:
 
     def _stored(self, seq: int, function: Function, call: tuple[object, object]) -> WireValue:
         try:
-            return store(call, self._worker.segments, lambda sizes: self._worker.lease(seq, sizes, False))
+            return store(call, self._worker.segments, lambda buffers: self._worker.lease(seq, lengths(buffers), False))
         except msg.NoRoomError as error:
             remedy = "wait for results before more is submitted, or raise memory_pool_size"
             raise OutOfDeviceMemoryError(str(error), remedy=remedy) from None

@@ -6,6 +6,7 @@ and it imports nothing heavy before a task needs it.
 
 from __future__ import annotations
 
+import ctypes
 import io
 import logging
 import multiprocessing.process
@@ -29,7 +30,7 @@ from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import UNREAD, add_note, one_line
 from hetero.engines.shared.groups import Chunk, GroupChannel, cut
 from hetero.engines.shared.in_flight import Outbox
-from hetero.engines.shared.memory_pool import SharedMappings, Views, store
+from hetero.engines.shared.memory_pool import ResultRoom, SharedMappings, Views, address_of, lengths, store
 from hetero.engines.shared.messages import AttemptCall, Cancelled
 from hetero.engines.shared.wire import NONE, READ_BYTES, Frames, frame, load
 from hetero.engines.shared.worker import WorkerFunctions, failed_row, is_importing, unserialisable, wait_for_link
@@ -277,9 +278,11 @@ class WorkerProcess:
         timing.start()
         self.slot[0] = job.seq
         views: Views = []
+        leased = self._leases.get(job.seq)
+        room = ResultRoom(self.segments, leased) if leased else None
         try:
-            outcome = self._call(job, views)
-            answer = self._result(job, outcome)
+            outcome = self._call(job, views, room)
+            answer = self._result(job, outcome, views, room)
             del outcome
         except BaseException as error:  # noqa: BLE001  whatever a task raises is its own
             answer = self._failure(error)
@@ -290,6 +293,8 @@ class WorkerProcess:
             self._shielded = 0
             self._leases.pop(job.seq, None)
             self.doomed.discard(job.seq)
+        if room is not None and room.views:
+            self.segments.withdraw(room.views)
         if views:
             self.segments.release(views)
         if notes := self.runner.notes(timing.called_s):
@@ -297,7 +302,7 @@ class WorkerProcess:
         self.slot[0] = 0
         return (job.seq, timing.started_s, tuple(timing.times()), *answer)
 
-    def _call(self, job: AttemptCall, views: Views) -> Outcome:
+    def _call(self, job: AttemptCall, views: Views, room: ResultRoom | None) -> Outcome:
         function = self._functions.read.get(job.key) or self._functions.get(job.key)
         self.running = job.seq
         self.task = job.task
@@ -311,6 +316,7 @@ class WorkerProcess:
                 add_note(error, UNREAD)
                 raise
             channel = self._channel(job) if job.group else None
+            self.runner.own = None if room is None or not self._functions.in_place.get(job.key) else room.own
             self.timing.call()
             try:
                 outcome = self.runner.run(
@@ -368,7 +374,7 @@ class WorkerProcess:
         self.timing.link_in_s = wait_for_link(self.device, travelled)
         return self.segments.value(job.wire, views, items)
 
-    def _result(self, job: AttemptCall, outcome: Outcome) -> tuple[object, ...]:
+    def _result(self, job: AttemptCall, outcome: Outcome, views: Views, room: ResultRoom | None) -> tuple[object, ...]:
         """Return what becomes of the value."""
         if outcome.value is None:
             return msg.VALUE, (NONE, ())
@@ -376,7 +382,7 @@ class WorkerProcess:
             self.control.keep((job.task, job.attempt), outcome.value)
             return msg.RESIDENT, outcome.nbytes
         try:
-            wire = store(outcome.value, self.segments, lambda sizes: self._own_lease(job.seq, sizes))
+            wire = store(outcome.value, self.segments, lambda buffers: self._own_lease(job, buffers, views, room))
         except msg.NoRoomError as error:
             return msg.FAILED, "out_of_memory", str(error), None, ""
         except MemoryError as error:
@@ -387,14 +393,22 @@ class WorkerProcess:
             self.timing.link_out_s = wait_for_link(self.device, sum([place.nbytes for place in wire.places]))
         return msg.VALUE, tuple(wire)
 
-    def _own_lease(self, seq: int, sizes: list[int]) -> list[BufferPlace]:
+    def _own_lease(
+        self, job: AttemptCall, buffers: list[memoryview], views: Views, room: ResultRoom | None
+    ) -> list[BufferPlace]:
         """Return the room that came with an attempt where it is as large as its result, else ask for some."""
-        places = self._leases.get(seq, [])
-        if [place.nbytes for place in places] == sizes:
+        in_place = self._functions.in_place
+        if room is not None and room.views:
+            in_place[job.key] = room.has(buffers)
+        elif views and job.key not in in_place and platform.FEATURES.private_mapping:
+            given = {ctypes.addressof(view) for each in views if (view := each()) is not None}
+            in_place[job.key] = any(address_of(buffer) in given for buffer in buffers)
+        places = None if room is None else room.places(buffers)
+        if places is not None:
             return places
         asked_s = self.clock.now_s()
         try:
-            return self.lease(seq, sizes)
+            return self.lease(job.seq, lengths(buffers))
         finally:
             self.timing.wait_s = self.clock.now_s() - asked_s
 

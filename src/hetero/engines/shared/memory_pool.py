@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.engines.base import NodeUsage
-from hetero.engines.shared.wire import BufferPlace, Copies, WireValue, dump, load
+from hetero.engines.shared.wire import BufferPlace, Copies, WireValue, dump, is_one_buffer, load
 from hetero.floor import own_memory
 from hetero.floor.errors import EngineError, HeteroError
 from hetero.floor.platform import (
     PAGE_BYTES,
     SharedMemory,
     make_private,
+    make_private_at,
     private_view,
     shared_memory,
     spill_file,
@@ -38,10 +39,13 @@ __all__ = [
     "MemoryPool",
     "OutputLeases",
     "Payload",
+    "ResultRoom",
     "Segment",
     "SharedMappings",
     "Views",
+    "address_of",
     "claim",
+    "lengths",
     "store",
 ]
 
@@ -573,12 +577,118 @@ class SharedMappings:
                 make_private(alive)
 
     def write(self, place: BufferPlace, buffer: memoryview) -> None:
-        """Copy bytes to a place that was leased."""
-        self.segment(place.segment).part(place.offset, place.nbytes)[:] = np.frombuffer(buffer, np.uint8)
+        """Copy bytes to a place that was leased, where they do not lie there."""
+        source = np.frombuffer(buffer, np.uint8)
+        part = self.segment(place.segment).part(place.offset, place.nbytes)
+        if source.ctypes.data != part.ctypes.data:
+            part[:] = source
+
+    def open(self, place: BufferPlace) -> ctypes.Array[ctypes.c_char]:
+        """Return a place of the pool that was leased, shared and writable."""
+        assert place.segment == POOL
+        segment = self._segments[POOL]
+        part = segment.part(place.offset, place.nbytes)
+        view = (ctypes.c_char * place.nbytes).from_address(part.ctypes.data)
+        weakref.finalize(view, id, segment.bytes).atexit = False
+        return view
+
+    def withdraw(self, views: Views) -> None:
+        """Copy what is still looked at of places that were opened, because others will read those.
+
+        The mapping that they look into stays theirs; a new one takes its turn.
+        """
+        alive = [view for each in views if (view := each()) is not None]
+        if not alive:
+            return
+        segment = self._segments[POOL]
+        for view in alive:
+            if self._limit is not None:
+                weakref.finalize(view, id, self._limit.spare(ctypes.sizeof(view))).atexit = False
+            offset = ctypes.addressof(view) - segment.part(0, 1).ctypes.data
+            make_private_at(segment.memory, offset, view)
+        with self._changed:
+            self._segments[POOL] = Segment(POOL, segment.memory)
 
 
-def store(value: object, mappings: SharedMappings, room: Callable[[list[int]], list[BufferPlace]]) -> WireValue:
+class ResultRoom:
+    """Where the result of one attempt will lie, as far as it is known beforehand.
+
+    Parameters
+    ----------
+    mappings
+        Of the worker.
+    places
+        What the attempt was leased.
+
+    Notes
+    -----
+    An argument that the attempt may change is copied there, changed there, and is the result without another copy. As
+    long as the attempt runs, nobody else reads the place, and what the argument was copied from stays as it is: when
+    the worker dies in the middle, another one begins with that.
+    """
+
+    def __init__(self, mappings: SharedMappings, places: Sequence[BufferPlace]) -> None:
+        self._mappings = mappings
+        self._free = list(places)
+        self._filled: dict[int, BufferPlace] = {}
+        self.views: Views = []
+
+    def own(self, value: object) -> object:
+        """Return a copy of a large array in a place of its size, or the array itself where there is none."""
+        if not is_one_buffer(value):
+            return value
+        place = next((place for place in self._free if place.nbytes == value.nbytes), None)
+        if place is None:
+            return value
+        self._free.remove(place)
+        view = self._mappings.open(place)
+        self.views.append(weakref.ref(view))
+        self._filled[ctypes.addressof(view)] = place
+        made = np.frombuffer(memoryview(view).cast("B"), value.dtype).reshape(
+            value.shape, order="C" if value.flags.c_contiguous else "F"
+        )
+        np.copyto(made, value)
+        return made
+
+    def places(self, buffers: Sequence[memoryview]) -> list[BufferPlace] | None:
+        """Return where the buffers of the result go, None where there is too little room.
+
+        What lies in its place stays there. No other buffer goes to a place that an argument was copied to: part of that
+        may be in the result as well.
+        """
+        filled, free = dict(self._filled), list(self._free)
+        found: list[BufferPlace] = []
+        for buffer in buffers:
+            place = filled.pop(address_of(buffer), None)
+            if place is None or place.nbytes != buffer.nbytes:
+                place = next((place for place in free if place.nbytes == buffer.nbytes), None)
+                if place is None:
+                    return None
+                free.remove(place)
+            found.append(place)
+        return found
+
+    def has(self, buffers: Sequence[memoryview]) -> bool:
+        """Return whether an argument that was copied to its place is part of the result."""
+        return any(address_of(buffer) in self._filled for buffer in buffers)
+
+
+def lengths(buffers: Sequence[memoryview]) -> list[int]:
+    """Return the bytes of each buffer."""
+    return [buffer.nbytes for buffer in buffers]
+
+
+def address_of(buffer: memoryview) -> int:
+    """Return where a buffer lies in this process."""
+    return np.frombuffer(buffer, np.uint8).ctypes.data
+
+
+def store(value: object, mappings: SharedMappings, room: Callable[[list[memoryview]], list[BufferPlace]]) -> WireValue:
     """Turn a value into what travels, its large buffers into shared memory.
+
+    Parameters
+    ----------
+    room : leases places for these buffers, in their order
 
     Raises
     ------
@@ -590,7 +700,7 @@ def store(value: object, mappings: SharedMappings, room: Callable[[list[int]], l
     body, buffers = dump(value)
     if not buffers:
         return WireValue(body)
-    granted = room([buffer.nbytes for buffer in buffers])
+    granted = room(buffers)
     for place, buffer in zip(granted, buffers, strict=True):
         mappings.write(place, buffer)
     return WireValue(body, tuple(granted))

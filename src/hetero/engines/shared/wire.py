@@ -19,7 +19,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeGuard, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,7 @@ __all__ = [
     "dump",
     "frame",
     "fresh",
+    "is_one_buffer",
     "load",
 ]
 
@@ -120,6 +121,17 @@ def _tensor(array: NDArray[np.generic]) -> object:
 def _named(dtype: np.dtype[np.generic]) -> bool:
     """Return whether the text of a dtype says all about it."""
     return dtype.kind in _PLAIN_KINDS | _TEXT_KINDS and dtype.itemsize > 0 and np.dtype(dtype.str) == dtype
+
+
+def is_one_buffer(value: object) -> TypeGuard[NDArray[np.generic]]:
+    """Return whether a value is an array that travels as one large buffer, its own bytes as they lie there."""
+    return (
+        type(value) is np.ndarray
+        and value.nbytes >= LARGE_BYTES
+        and value.dtype.kind in _PLAIN_KINDS
+        and value.flags.forc
+        and _named(value.dtype)
+    )
 
 
 def _reduce_array(array: NDArray[np.generic]) -> object:

@@ -46,16 +46,20 @@ class WorkerFunctions:
     ----------
     read
         Those that were called, by key.
+    in_place
+        By key, whether the result of a function has a large array among its arguments, which it may have changed.
     """
 
     def __init__(self) -> None:
         self.read: dict[str, Function] = {}
+        self.in_place: dict[str, bool] = {}
         self._blobs: dict[str, bytes] = {}
 
     def take(self, functions: Iterable[tuple[str, bytes]]) -> None:
         """Take functions as bytes; one without bytes is forgotten."""
         for key, blob in functions:
             self.read.pop(key, None)
+            self.in_place.pop(key, None)
             if blob:
                 self._blobs[key] = blob
             else:

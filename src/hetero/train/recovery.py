@@ -91,14 +91,14 @@ class Recovery:
             return function(*batch)
         known = self._batches.current
         is_given = _holds(list(batch), {id_ for id_, _ in _pairs(known, known)})
-        self._reducer.without_batch = None if is_given else self._batches.handed_out
+        self._batches.begin_step(is_given=is_given)
         by_closure = _by_closure(function, {id_ for id_, _ in _pairs(known, known)}) if is_given else None
         if by_closure is not None:
             raise mistakes.of_batch_by_closure(by_closure)
         try:
             return self._done(function, batch, known)
         finally:
-            self._reducer.without_batch = None
+            self._batches.end_step()
 
     def _done(self, function: Callable[..., T], batch: Sequence[Batch], known: Batch) -> T:
         """Return what a function returns, once it was called without a process being lost in it."""
@@ -143,8 +143,7 @@ class Recovery:
 
     def _may_miss_rows(self) -> bool:
         """Return whether a step that was given no batch, and fetched none, was never seen to be alike in all."""
-        is_own = self._reducer.without_batch == self._batches.handed_out and self._batches.is_divided
-        return is_own and self._reducer.passes_of_attempt > 0 and not self._reducer.is_alike
+        return self._batches.is_given_none and self._reducer.passes_of_attempt > 0 and not self._reducer.is_alike
 
     def _check(self, batch: Sequence[Batch]) -> None:
         """Refuse tensors that are not of the batch: those of a smaller number of processes are not known."""
@@ -160,6 +159,7 @@ class Recovery:
     def _again(self, batch: Sequence[Batch], before: Batch) -> tuple[Sequence[Batch], Batch]:
         """Return what the function is given, with the own rows of the batch among those that are left, and these."""
         after = self._batches.hand_out_again()
+        self._batches.draw_for_all_if_given_none()
         known = dict(_pairs(before, after)) if after is not None else {}
         return [_replaced(each, known) for each in batch], after
 

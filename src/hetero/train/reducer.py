@@ -75,8 +75,6 @@ class Reducer:
         Of the whole batch, in the last pass; None where it is not known.
     passes_of_attempt
         Backward passes since `remember`.
-    without_batch
-        Batches handed out when a step began that was given none of them; None in other steps, and between steps.
     is_alike
         Whether such a step was seen to be the same in all processes.
     is_within
@@ -119,7 +117,6 @@ class Reducer:
         self._stashed: list[tuple[Tensor, Tensor]] | None = None
         self._remembered: tuple[int, dict[Optimizer, int]] = (0, {})
         self.passes_of_attempt = 0
-        self.without_batch: int | None = None
         self.is_alike = False
         self._totals: list[float] = []
         self._signature = 0.0
@@ -626,7 +623,7 @@ class Reducer:
             own = (0.0, *own[1:])
         over = _code(self._strange.over)
         seen = (self._signature, over, float(bool(self._strange.mixing)))
-        is_alike = self._batches.is_divided and self.without_batch == self._batches.handed_out
+        is_alike = self._batches.is_given_none
         alike = (self._count or 0.0) if self._processes.is_mixed else loss
         known = alike if is_alike else 0.0, float(self._batches.trained_on)
         table = np.zeros((8 + len(own), self._processes.world))

@@ -135,6 +135,8 @@ class SharedBatches:
         Whether this process has none of the rows, and computes the first one with weight 0.
     handed_out
         Batches so far.
+    without_batch
+        Batches handed out when a step began that was given none of them; None in other steps, and between steps.
     trained_on
         How many of them were handed out where gradients are computed.
     passes
@@ -173,6 +175,8 @@ class SharedBatches:
         self.order = BatchOrder()
         self.draws = WholeDraws()
         self.draws.gathered = self._numbers_of_rows
+        self.without_batch: int | None = None
+        self._drew_for_rows = False
         self._by_split = self._is_fresh = self._told_slower = False
         self._stepped_now: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._stepped_before: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -212,6 +216,28 @@ class SharedBatches:
     def in_use(self) -> Rows:
         """The own rows of the batch of which the next backward pass is."""
         return self.order.in_use
+
+    @property
+    def is_given_none(self) -> bool:
+        """Return whether a step is on its way that was given no batch, and has fetched none."""
+        return self.is_divided and self.without_batch == self.handed_out
+
+    def begin_step(self, *, is_given: bool) -> None:
+        """Record that a step begins, and whether it was given a batch."""
+        self._drew_for_rows = self.draws.rows is not None
+        self.without_batch = None if is_given else self.handed_out
+        self.draw_for_all_if_given_none()
+
+    def end_step(self) -> None:
+        """Record that a step is over: what follows is of the batch that was handed out last."""
+        if self.is_given_none and self._drew_for_rows:
+            self.draws.rows = self._drawn_for(self.rows)
+        self.without_batch = None
+
+    def draw_for_all_if_given_none(self) -> None:
+        """Draw for all that is computed, and normalise over it alone, in a step that was given no batch."""
+        if self.is_given_none:
+            self.draws.rows = None
 
     @property
     def has_none(self) -> bool:

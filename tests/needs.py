@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,10 @@ def _outcome(command: list[str], timeout_s: float = 60.0) -> str:
         return ""
     said = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()
     return said[-1]
+
+
+def _import_trouble(name: str) -> str:
+    return _outcome([sys.executable, "-c", f"import {name}"])
 
 
 def _namespace_trouble() -> str:
@@ -125,6 +130,10 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
         "gpuhunt (pip install 'hetero-core[prices]')",
         lambda: _outcome([sys.executable, "-c", "import gpuhunt"]),
     ),
+    **{
+        name: (f"{name} (pip install 'hetero-core[{name}]')", partial(_import_trouble, name))
+        for name in ("tensorboard", "mlflow", "wandb")
+    },
     "chromium": ("Chromium (Debian: chromium)", _browser_trouble),
     "cgroup": ("memory cgroups (root, and the memory controller below the own group)", cgroups.trouble),
     "cpython-tests": (

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import hetero
 
 
-def loop(kind: str, width: int, batch: int, steps: int) -> None:
-    """Train, and print the samples a second of the later steps."""
-    fleet = hetero.train.init()
+def made(kind: str, width: int, batch: int) -> tuple[nn.Module, torch.optim.Optimizer, TensorDataset]:
+    """Return a model, its optimizer, and data for 64 batches."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    model: nn.Module
     if kind == "mlp":
         model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
         inputs = torch.randn(batch * 64, 64)
@@ -27,23 +29,39 @@ def loop(kind: str, width: int, batch: int, steps: int) -> None:
         body = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
         model = nn.Sequential(nn.Embedding(1000, width), body, nn.Flatten(), nn.Linear(width * 32, 10))
         inputs = torch.randint(0, 1000, (batch * 64, 32))
-    data = torch.utils.data.TensorDataset(inputs, torch.randint(0, 10, (len(inputs),)))
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
-    loader = torch.utils.data.DataLoader(data, batch, shuffle=True)
-    model, optimizer, loader = fleet.prepare(model, optimizer, loader)
+    return model, optimizer, TensorDataset(inputs, torch.randint(0, 10, (len(inputs),)))
+
+
+def loop(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader,
+    steps: int,
+    backward: Callable[[torch.Tensor], None] = torch.Tensor.backward,
+) -> float:
+    """Train; returns the steps a second of the later half of them."""
     done, before, begun_s = 0, steps // 2, 0.0
     while done < steps:
         for x, y in loader:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
+            backward(nn.functional.cross_entropy(model(x), y))
             optimizer.step()
             done += 1
             if done == before:
                 begun_s = time.perf_counter()
             if done == steps:
                 break
-    fleet.print((steps - before) * batch / (time.perf_counter() - begun_s))
+    return (steps - before) / (time.perf_counter() - begun_s)
+
+
+def main(kind: str, width: int, batch: int, steps: int) -> None:
+    """Train under `hetero launch` or plain `python`, and print the samples a second of the later steps."""
+    fleet = hetero.train.init()
+    model, optimizer, data = made(kind, width, batch)
+    model, optimizer, loader = fleet.prepare(model, optimizer, DataLoader(data, batch, shuffle=True))
+    fleet.print(batch * loop(model, optimizer, loader, steps, lambda loss: loss.backward()))
 
 
 if __name__ == "__main__":
-    loop(sys.argv[1], *map(int, sys.argv[2:]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -33,7 +33,7 @@ def test_the_cluster_file_gives_every_container_the_token_and_no_dashboard() -> 
 
 def test_every_recipe_is_told_of_and_uses_options_that_exist() -> None:
     page = (PROJECT / "docs" / "hosts.md").read_text(encoding="utf-8")
-    command = (PROJECT / "src" / "hetero" / "cli" / "cluster_nodes.py").read_text(encoding="utf-8")
+    command = (PROJECT / "src" / "hetero" / "cli" / "cluster.py").read_text(encoding="utf-8")
     for path in sorted(DEPLOY.iterdir()):
         assert f"(../deploy/{path.name})" in page
         used = re.findall(r"hetero cluster \w+[^|\n]*", path.read_text(encoding="utf-8"))

@@ -130,7 +130,7 @@ def test_a_device_stays_where_something_of_it_is_still_to_be_used(loop: str, tmp
 )
 def test_those_that_are_left_do_a_step_again(kinds: str, where: str, kills: tuple[str, ...], tmp_path: Path) -> None:
     script = LOOPS.with_name("launched_deaths.py")
-    options = ("--shares", "equal") if "two" in kinds else ()  # nobody is left out before it can be killed
+    options = () if "norm" in kinds else ("--shares", "equal")  # nobody is left out before it can be killed
     found = launched(tmp_path, script, kinds, where, *kills, devices="3xcpu", options=options)
     assert found.returncode == 0, found.stderr
     lost = [line for line in found.stderr.splitlines() if "was ended by SIGKILL" in line]

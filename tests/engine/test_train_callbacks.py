@@ -20,6 +20,7 @@ from hetero.train import additivity, member
 from hetero.train.listener import Listener
 from hetero.train.saving import read_model
 from tests.flat_options import trainer_options
+from tests.needs import need
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -557,7 +558,7 @@ def logged(fleet: hetero.Context, logger: Any) -> list[Any]:
 
 
 def test_tensorboard_has_every_step_and_epoch(fleet: hetero.Context, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
+    need("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     reports = logged(fleet, hetero.train.TensorBoardLogger(tmp_path))
@@ -572,7 +573,9 @@ def test_mlflow_has_every_step_and_epoch(
     fleet: hetero.Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    mlflow = pytest.importorskip("mlflow")
+    need("mlflow")
+    import mlflow
+
     logger = hetero.train.MLflowLogger("digits", name="first", tracking_uri=f"file:{tmp_path}")
     reports = logged(fleet, logger)
     client = mlflow.MlflowClient(f"file:{tmp_path}")
@@ -585,7 +588,9 @@ def test_mlflow_has_every_step_and_epoch(
 
 
 def test_wandb_has_every_step_and_epoch(fleet: hetero.Context, tmp_path: Path) -> None:
-    wandb = pytest.importorskip("wandb")
+    need("wandb")
+    import wandb
+
     logged_values: list[dict[str, Any]] = []
 
     class Seen(hetero.train.WandbLogger):

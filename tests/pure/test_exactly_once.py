@@ -21,6 +21,7 @@ from hetero.engines.shared.memory_pool import (
     RUNNING_BYTES,
     WORKERS_BYTES,
     Allocator,
+    BufferPlace,
     MemoryPool,
     OutputLeases,
     Payload,
@@ -516,7 +517,13 @@ def test_values_go_through_memory_that_was_leased(large: tuple[MemoryPool, Share
     pool, mappings = large
     leases = OutputLeases(pool, announced.append)
     value = [np.arange(NUMBERS, dtype=np.float64), "text", np.ones(NUMBERS)]
-    wire = store(value, mappings, lambda sizes: leases.grant(5, sizes, "f"))  # type: ignore[arg-type,return-value]
+
+    def room(buffers: list[memoryview]) -> list[BufferPlace]:
+        granted = leases.grant(5, [buffer.nbytes for buffer in buffers], "f")
+        assert isinstance(granted, list)
+        return granted
+
+    wire = store(value, mappings, room)
     assert len(wire.places) == 2
     assert announced[0].nbytes == 2 * LARGE_BYTES
     payload = leases.close(5, wire, "g")
@@ -528,7 +535,7 @@ def test_values_go_through_memory_that_was_leased(large: tuple[MemoryPool, Share
     found[0][0] = 5.0
     assert payload.value()[0][0] == 0.0, "what is read is shared with nobody"
     assert leases.close(5) is None
-    assert store("small", mappings, lambda sizes: []).places == ()
+    assert store("small", mappings, lambda buffers: []).places == ()
 
 
 def test_room_is_leased_ahead_for_a_result_like_the_last(pool: MemoryPool) -> None:

@@ -104,7 +104,7 @@ def test_functions_that_submit_tasks_themselves_go_elsewhere_only_where_they_are
 
 
 def test_a_frame_made_again_is_like_the_first_but_for_what_happened_in_it() -> None:
-    fresh = {"channel", "loops", "talk", "used_namespace", "throttled_cpu_s", "children", "found"}
+    fresh = {"channel", "loops", "talk", "used_namespace", "throttled_cpu_s", "children", "found", "own"}
     frame = Frame(*[object() for _ in dataclasses.fields(Frame)])
     again, new = frame.again(), Frame(None, None)  # type: ignore[arg-type]
     for each in dataclasses.fields(Frame):

@@ -237,12 +237,15 @@ def in_process(given: Mapping[str, object]) -> Iterator[None]:
             return
         with dtype_held():
             before = process_settings()
-            _set_process(given)
+            changes = before != given  # what is as it was is not set back: a thread of this process may end late
+            if changes:
+                _set_process(given)
         try:
             yield
         finally:
-            with dtype_held():
-                _set_process(before)
+            if changes:
+                with dtype_held():
+                    _set_process(before)
 
 
 @transparent

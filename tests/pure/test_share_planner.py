@@ -407,12 +407,12 @@ def test_looking_whether_a_device_pays_costs_few_steps_where_it_clearly_does() -
 
 
 @pytest.mark.parametrize(("exchange_s", "others", "members"), [(0.13, 1, 1), (0.11, 1, 2), (0.13, 2, 3)])
-def test_an_exchange_longer_than_a_step_of_one_device_ends_it_within_ten_steps(
+def test_an_exchange_longer_than_a_step_of_one_device_ends_it_within_a_dozen_steps(
     exchange_s: float, others: int, members: int
 ) -> None:
     """Of three, the two that are near each other may still pay, so those are tried."""
     loop = Loop([(0.0, 0.001)] * (1 + others), exchange_s)
-    assert sum(1 for each in loop.run(10) if each) == members
+    assert sum(1 for each in loop.run(12) if each) == members
 
 
 def test_one_short_exchange_among_long_ones_leaves_nobody_out_early() -> None:

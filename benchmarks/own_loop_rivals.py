@@ -22,8 +22,8 @@ from benchmarks.common import Bench, alternate, arguments, ratio
 
 PROGRAM = str(Path(__file__).resolve().parent / "inside" / "own_loop_rival_program.py")
 CELLS = {
-    "0.67 M, batch 512": ("mlp", 512, 512, 400),
-    "transformer 5 M, batch 16": ("transformer", 256, 16, 100),
+    "0.67 M, batch 512": ("mlp", 512, 512, 200),
+    "transformer 5 M, batch 16": ("transformer", 256, 16, 60),
 }
 RIVALS = ("DDP", "Accelerate", "Fabric")
 PERIOD_US, QUOTA_US = 10_000, 3_333
@@ -66,7 +66,7 @@ def main() -> None:
             if given.quick:
                 cell = (*cell[:3], cell[3] // 4)
             contestants = {by: partial(measured, by, cell, group) for by in ("plain", "hetero", *RIVALS)}
-            found = alternate(contestants, 1 if given.quick else 5, warm_up=0)
+            found = alternate(contestants, 1 if given.quick else 3, warm_up=0)
             for by, samples in found.items():
                 bench.measure(f"{name}: {by}", samples, "samples/s")
             for rival in RIVALS:

@@ -124,6 +124,31 @@ def test_rows_that_lie_side_by_side_are_overwritten_by_nobody_who_is_ahead(team:
     assert team.run(functools.partial(_rows_side_by_side, seed=seed)) == [[]] * 4
 
 
+def test_a_member_may_leave_when_it_has_read_all_rows_while_others_still_read() -> None:
+    store, meeting = open_rendezvous("rows", 2)
+    has_left = threading.Event()
+
+    def member(rank: int) -> list[float]:
+        group = Group(rank, 2, meeting, store if rank == 0 else None)
+        rows = [shared_row(group, np.empty(1000)) for _ in range(4)]
+        for row in rows:
+            assert row is not None
+            np.frombuffer(row.mine)[:] = rank + 1.0
+            row.send()
+        assert rank == 0 or has_left.wait(60.0)
+        found = []
+        for row in rows:
+            assert row is not None
+            found.append(float(sum(np.frombuffer(each)[-1] for each in row.meet())))
+            row.release()
+        group.close()
+        has_left.set()
+        return found
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(member, range(2))) == [[3.0] * 4] * 2
+
+
 def _without_shared_memory(group: Group) -> tuple[list[float], bool]:
     if group.rank == 2:
         shared_memory.open_shared = lambda path, nbytes: None

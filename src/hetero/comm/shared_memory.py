@@ -387,9 +387,12 @@ class SharedRow:
         return self._one.slot(0)
 
     def release(self) -> None:
-        """Record that this member reads the rows no more: others may write there."""
+        """Record that this member reads the rows no more: others may write there.
+
+        A member that has left after it read them all is not missed; whoever needs it again notices then.
+        """
         if not self._is_added:
-            with self._breaking():
+            with suppress(GroupBrokenError):
                 self._sums.notify_added()
         self._sums.release(self._one)
 

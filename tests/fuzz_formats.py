@@ -368,6 +368,15 @@ def _batch(path: Path) -> None:
     read_batch_recipe(path)
 
 
+def _anonymisation(path: Path) -> None:
+    from hetero.privacy.recipe import read_anonymisation
+
+    key = path.with_name("people.key")
+    key.write_text("0" * 64, encoding="ascii")
+    key.chmod(0o600)
+    read_anonymisation(path)
+
+
 def _stored(path: Path) -> None:
     from hetero.stores.history import HistoryStore
 
@@ -440,6 +449,7 @@ FORMATS = (
     Format("prices", "a.yaml", lambda: [_PRICED], _prices, "yaml"),
     Format("fleet", "a.yaml", lambda: [_DEVICES], _devices, "yaml"),
     Format("workload", "a.yaml", lambda: [_WORKLOAD], _workload, "yaml"),
+    Format("anonymisation recipe", "a.yaml", lambda: _examples("anonymise.yaml"), _anonymisation, "yaml"),
     Format("measurements", "a.csv", lambda: [_TABLE], _table, "table"),
     Format("topology", "a.yaml", lambda: [_TOPOLOGY], _topology, "yaml"),
     Format("topology matrix", "a.txt", lambda: [_MATRIX], _topology, "table"),

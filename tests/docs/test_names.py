@@ -20,6 +20,7 @@ from hetero.cli.grammar import COMMANDS
 from hetero.cli.main import app
 from hetero.floor.errors import EXIT_MEANINGS
 from hetero.model.workload import WorkloadSpec
+from hetero.privacy import recipe as privacy_recipe
 from hetero.recipes import training
 from hetero.recipes import tune as tune_recipe
 from hetero.session import config_schema
@@ -65,7 +66,7 @@ def _keys() -> set[str]:
     recipes = {*training._OWN, *training._DATA, *training._TRAIN, *tune_recipe._KEYS}
     jobs = {*batch_recipe._OWN, *batch_recipe._KEYWORDS}
     jobs |= {each.name for options in (BatchOptions, BatchLimits) for each in fields(options)}
-    return (config | recipes | jobs) - {"train"}
+    return (config | recipes | jobs | privacy_recipe.KEYS) - {"train"}
 
 
 def _parameters() -> Iterator[tuple[str, str]]:

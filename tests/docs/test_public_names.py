@@ -206,6 +206,8 @@ METHODS = {
     " map_batches put reduce run submit",
     "hetero.Future": "add_done_callback cancel exception result running",
     "hetero.Trainer": "close evaluate fit predict resume save",
+    "hetero.batch.AnonymisationReport": "as_dict as_text",
+    "hetero.batch.Anonymiser": "",
     "hetero.batch.Files": "identity peek read",
     "hetero.batch.Tables": "identity peek read",
     "hetero.cluster.Pool": "ask device get lease look lose release renew restore wait",

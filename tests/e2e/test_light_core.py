@@ -57,6 +57,7 @@ def _run(folder: Path, command: str, absent: str = "", limit: int | None = None)
         ("optuna", "tune EXAMPLES/tune.yaml", "tune"),
         ("matplotlib", "topo --output a.png", "plot"),
         ("ray", "cluster start --head", "ray"),
+        ("pyarrow", "anonymise a.yaml a.csv b.csv", "batch"),
     ],
 )
 def test_a_command_without_its_package_names_the_extra_and_exits_2(

@@ -53,6 +53,7 @@ def test_the_grammar_has_the_groups_that_the_guide_names() -> None:
     assert single == {
         *("run", "devices", "doctor", "demo", "top"),
         *("launch", "train", "train check", "tune", "compress", "infer", "batch", "topo", "calibrate"),
+        *("anonymise", "anonymise detect"),
     }
 
 

@@ -1,6 +1,7 @@
 """Bulk work: one function or model over a mountain of records, every device at its own batch size.
 
-In: a function, a source of records. Out: the results, and what the run was like. The names here are for users.
+In: a function, a source of records. Out: the results, and what the run was like. The names here are for users; those of
+anonymisation stand here too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from hetero.batch.outcome import BatchOutcome as BatchOutcome
     from hetero.batch.stages import pipeline as pipeline
     from hetero.batch.tables import Tables as Tables
+    from hetero.privacy.run import AnonymisationReport as AnonymisationReport
+    from hetero.privacy.run import Anonymiser as Anonymiser
+    from hetero.privacy.run import anonymise as anonymise
+    from hetero.privacy.run import fit_anonymiser as fit_anonymiser
 else:
     __getattr__, __dir__, __all__ = lazy_names(
         __name__,
@@ -28,5 +33,6 @@ else:
             "hetero.batch.outcome": ("BatchOutcome",),
             "hetero.batch.stages": ("pipeline",),
             "hetero.batch.tables": ("Tables",),
+            "hetero.privacy.run": ("AnonymisationReport", "Anonymiser", "anonymise", "fit_anonymiser"),
         },
     )

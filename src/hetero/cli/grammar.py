@@ -227,6 +227,16 @@ COMMANDS: Mapping[str, CommandEntry | GroupEntry] = {
         _MODELS,
         old_options=only(OF_GRAPH, "--out"),
     ),
+    "anonymise": CommandEntry(
+        "hetero.cli.anonymise:anonymise",
+        "Anonymise tables as a recipe says: k-anonymity, l-diversity and t-closeness of the whole, over all devices.",
+        _MODELS,
+    ),
+    "anonymise detect": CommandEntry(
+        "hetero.cli.anonymise:detect",
+        "Print a recipe to begin with, from the names of a table's columns and its first rows.",
+        _MODELS,
+    ),
     "graph": _GRAPH,
     "plan": _PLANS,
     "catalog": _CATALOG,

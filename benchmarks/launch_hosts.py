@@ -30,7 +30,7 @@ def measured(hosts: Cluster, devices: str, cell: tuple[str, int, int, int]) -> f
     words = ("launch", "--engine", "ray", "--address", "auto", "--devices", devices, PROGRAM, *map(str, cell))
     code, said, wrong = hosts.hetero(0, *words)
     assert code == 0, wrong
-    return float(said)
+    return float(said.split()[0])
 
 
 def main() -> None:

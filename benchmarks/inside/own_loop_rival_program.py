@@ -28,21 +28,21 @@ def main(by: str, kind: str, width: int, batch: int, steps: int, group: str) -> 
     model, optimizer, data = made(kind, width, batch)
     if by == "hetero":
         model, optimizer, loader = fleet.prepare(model, optimizer, DataLoader(data, batch, shuffle=True))
-        fleet.print(batch * loop(model, optimizer, loader, steps, lambda loss: loss.backward()))
+        fleet.print(batch * loop(model, optimizer, loader, steps, lambda loss: loss.backward())[0])
         return
     if by == "plain":
-        print(batch * loop(model, optimizer, DataLoader(data, batch, shuffle=True), steps))
+        print(batch * loop(model, optimizer, DataLoader(data, batch, shuffle=True), steps)[0])
         return
     if by == "DDP":
         torch.distributed.init_process_group("gloo")
         own = DataLoader(data, batch // 2, sampler=DistributedSampler(data))
-        speed = loop(torch.nn.parallel.DistributedDataParallel(model), optimizer, own, steps)
+        speed, _ = loop(torch.nn.parallel.DistributedDataParallel(model), optimizer, own, steps)
     elif by == "Accelerate":
         from accelerate import Accelerator
 
         accelerator = Accelerator(cpu=True)
         prepared = accelerator.prepare(model, optimizer, DataLoader(data, batch // 2, shuffle=True))
-        speed = loop(*prepared, steps, accelerator.backward)
+        speed, _ = loop(*prepared, steps, accelerator.backward)
     else:
         from lightning.fabric import Fabric
 
@@ -50,7 +50,7 @@ def main(by: str, kind: str, width: int, batch: int, steps: int, group: str) -> 
         fabric.launch()
         model, optimizer = fabric.setup(model, optimizer)
         own = fabric.setup_dataloaders(DataLoader(data, batch // 2, shuffle=True))
-        speed = loop(model, optimizer, own, steps, fabric.backward)
+        speed, _ = loop(model, optimizer, own, steps, fabric.backward)
     if rank == 0:
         print(batch * speed)
 

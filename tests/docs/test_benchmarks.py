@@ -49,6 +49,7 @@ def test_a_quick_run_keeps_nothing(tmp_path: Path) -> None:
     assert common.arguments("x", []).out == common.RESULTS
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_the_cold_start_benchmark_runs() -> None:
     command = [sys.executable, str(PROJECT / "benchmarks" / "cold_start.py"), "--quick"]

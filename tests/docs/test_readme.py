@@ -26,8 +26,8 @@ CELL = re.compile(r"  \d[\d,.]*(?=  |$)")
 SETTING = re.compile(r"^(\w+=\S+) ")
 SERVERS = ("docs/frameworks.md", "docs/hosts.md")
 """Documents whose programs load whole frameworks or start a Ray cluster."""
-FRAMEWORKS = ("lora",)
-"""Examples that load whole frameworks."""
+FRAMEWORKS = ("lora", "resnet50")
+"""Examples that load whole frameworks, or run for a while."""
 
 
 def _named() -> list[tuple[str, Block]]:

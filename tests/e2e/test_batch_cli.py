@@ -49,6 +49,7 @@ def digits_as_pictures(folder: Path, count: int) -> None:
         Image.fromarray(digit).save(folder / f"{number:04}.png")
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_the_example_embeds_pictures_of_digits_and_goes_on_after_a_kill(tmp_path: Path) -> None:
     digits_as_pictures(tmp_path / "digits", 200)

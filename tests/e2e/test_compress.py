@@ -14,6 +14,7 @@ import pytest
 from hetero.errors import BadValueError
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.servers
 
 from hetero.compression.files import load_parameters  # noqa: E402
 from hetero.recipes.mnist import load_digits, network  # noqa: E402

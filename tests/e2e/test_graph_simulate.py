@@ -31,6 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.servers
 def test_a_graph_is_run_many_times_with_a_device_lost_and_every_figure_is_told(folder: Path) -> None:
     words = (
         "graph",

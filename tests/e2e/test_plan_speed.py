@@ -67,6 +67,7 @@ def test_a_training_over_unequal_nodes_is_planned_from_words(tmp_path: Path) -> 
     assert "samples a step: 10, 10, 10" in told
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_calibrating_measures_this_host_and_narrows_what_is_said_of_it(tmp_path: Path) -> None:

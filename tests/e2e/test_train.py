@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import yaml
 
-from hetero.errors import BadValueError, HeteroError
+from hetero.errors import BadValueError, ConfigError, HeteroError
 from hetero.recipes.mnist import load_digits, load_mnist, network, read_idx
 from hetero.recipes.run import Watcher, carry_out
 from hetero.recipes.training import read_recipe
@@ -120,6 +121,36 @@ def test_a_recipe_clips_schedules_and_averages_as_the_options_of_the_same_names(
     sgd = torch.optim.SGD(model.parameters())
     with Trainer(model, torch.nn.CrossEntropyLoss(), sgd, digits.train, global_batch=8, devices="1xcpu") as trainer:
         assert trainer.evaluate(digits.test).loss == pytest.approx(outcome.tested.loss, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "words"),
+    [
+        ("early", "train.callbacks: 'early' is not allowed; give a mapping of names"),
+        ("{early_stoping: {}}", "did you mean 'early_stopping'?"),
+        ("{early_stopping: {patients: 2}}", "patients: there is no such key; did you mean 'patience'?"),
+        ("{early_stopping: {patience: 0}}", "train.callbacks.early_stopping.patience=0 is not allowed"),
+        ("{early_stopping: 3}", "train.callbacks.early_stopping: 3 is not a mapping"),
+        ("{tensorboard: {}}", "train.callbacks.tensorboard: missing a required argument: 'folder'"),
+    ],
+)
+def test_a_mistake_in_the_callbacks_of_a_recipe_is_told_with_its_place(callbacks: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)) as told:
+        read_recipe(RECIPE, [f"train.callbacks={callbacks}"])
+    assert "train.callbacks" in str(told.value)
+
+
+def test_a_recipe_stops_early_and_saves_the_best_weights(tmp_path: Path) -> None:
+    callbacks = {
+        "early_stopping": {"monitor": "test_loss", "patience": 1, "min_delta": 100.0},
+        "best_weights": {"monitor": "test_loss", "mode": "max"},
+    }
+    recipe = read_recipe(RECIPE, ["train.epochs=6", f"train.callbacks={json.dumps(callbacks)}"])
+    outcome = carry_out(replace(recipe, output=tmp_path / "out"), Watcher(), devices="1xcpu")
+    assert len(outcome.reports) == 2  # nothing is better by 100
+    losses = [report.test_loss for report in outcome.reports]
+    assert losses[0] != losses[1]
+    assert outcome.tested.loss == pytest.approx(max(losses), rel=1e-6)
 
 
 def test_a_file_that_is_no_model_is_told(tmp_path: Path) -> None:

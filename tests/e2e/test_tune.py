@@ -131,6 +131,7 @@ def test_the_study_is_one_that_optunas_own_tools_read(whole: tuple[list[str], Pa
         ("train.optimizer={choice: [adam, adamm]}", 3, "'adamm' is not allowed; did you mean 'adam'?"),
         ("train.global_batch={choice: [64, 9999]}", 2, "train.global_batch: 9999 is more than the 1438 samples"),
         ("train.epoch={whole: [1, 2]}", 3, "train.epoch: there is no such key; did you mean 'epochs'?"),
+        ("train.callbacks={early_stopping: {}}", 3, "train.callbacks: trials have none"),
         ("tune.objective=tuned", 3, "names no function; write 'file.py:function'"),
         ("tune.objective=absent.py:f", 3, "absent.py cannot be imported"),
     ],

@@ -90,6 +90,7 @@ def same_lines(found: str, wanted: str) -> None:
         assert numbers[0] == pytest.approx(numbers[1], rel=rel), like[0]
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 @pytest.mark.parametrize("loop", LEFT_OUT)
 def test_devices_that_cost_more_than_they_bring_are_left_out(loop: str, tmp_path: Path) -> None:
@@ -100,6 +101,7 @@ def test_devices_that_cost_more_than_they_bring_are_left_out(loop: str, tmp_path
     same_lines(found.stdout, alone(tmp_path, LOOPS, loop))
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_the_others_go_on_without_a_device_that_is_left_out(tmp_path: Path) -> None:
     found = launched(tmp_path, LOOPS, "one_of_three_goes", devices="3xcpu")
@@ -162,6 +164,7 @@ for inputs, targets in loader:
 """
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_a_main_process_that_is_killed_while_it_saves_ends_the_run_or_another_one_saves(tmp_path: Path) -> None:
     found = launched(tmp_path, written(tmp_path, SAVED.format(ending="pass", saving="save()")))
@@ -172,6 +175,7 @@ def test_a_main_process_that_is_killed_while_it_saves_ends_the_run_or_another_on
     assert "goes on, without what it still had to write" in found.stderr
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_each_training_of_a_script_is_compared_with_one_device(tmp_path: Path) -> None:
     loop = "folds_with_a_model_of_their_own"
@@ -181,6 +185,7 @@ def test_each_training_of_a_script_is_compared_with_one_device(tmp_path: Path) -
     same_lines(found.stdout, alone(tmp_path, LOOPS, loop))
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_what_a_script_passes_over_or_reads_of_its_own_rows_is_named(tmp_path: Path) -> None:
     script = written(tmp_path, MODEL.format(before="if len(inputs) != 8: continue", loss=ENTROPY))

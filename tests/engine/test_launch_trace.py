@@ -70,6 +70,7 @@ def test_one_device_has_phases_too(tmp_path: Path) -> None:
     assert "Training did 8 steps." in find(run).sentences
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_a_device_that_is_left_out_ends_and_the_other_goes_on_telling(tmp_path: Path) -> None:
     loop = "epochs_whose_sums_are_those_of_all_devices"

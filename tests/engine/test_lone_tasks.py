@@ -105,6 +105,7 @@ def test_a_lone_small_task_takes_few_calls() -> None:
         assert statistics.median(calls_of(lambda: ctx.submit(nop).result()) for _ in range(60)) <= CALLS
 
 
+@pytest.mark.servers
 @pytest.mark.parametrize("how", [{"isolation": "thread"}, {"isolation": "process"}, {"engine": "inline"}])
 def test_a_caller_without_stack_is_refused_and_the_others_go_on(how: dict[str, str]) -> None:
     with hetero.Context(devices="1xcpu", history=False, **how) as ctx:

@@ -637,6 +637,7 @@ def waits_long(seconds: float) -> tuple[list[str], int]:
     return found, fib(14)
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_a_task_that_waits_for_longer_than_heartbeats_may_be_silent_goes_on_and_its_time_is_accounted_for(
     tmp_path: Path,

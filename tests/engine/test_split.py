@@ -344,6 +344,7 @@ def freeze(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_a_killed_worker_costs_an_attempt_and_a_frozen_one_the_deadline(mortal: Any) -> None:
     fleet, others = mortal

@@ -72,6 +72,7 @@ def distance(one: Any, other: Any) -> float:
     return max(float((a - b).detach().abs().max()) for a, b in pairs)
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_adapters_of_a_transformer_train_exactly_and_they_alone_travel_and_are_kept(fleet: Any, tmp_path: Path) -> None:
     one, other = transformer(), transformer()

@@ -55,6 +55,7 @@ def test_loops_that_do_what_one_device_does_are_equal_in_every_step(tmp_path: Pa
     assert max(row["difference"] for row in rows) <= 1e-10
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_what_mixes_samples_in_one_step_only_is_found_there_by_parameter(tmp_path: Path) -> None:
     before = "print('beside'); inputs = inputs - inputs.mean(0) if number == 1 else inputs"
@@ -75,6 +76,7 @@ optimizer = torch.optim.Adam(model.parameters(), 0.05)
 """
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_what_adam_makes_of_rounding_is_allowed(tmp_path: Path) -> None:
     """The bias before a normalisation has a gradient of rounding alone, of which Adam makes steps of full length."""
@@ -125,6 +127,7 @@ def test_one_device_cannot_be_compared(tmp_path: Path) -> None:
     assert "there is one device (cpu:0), and nothing to compare it with" in found.stderr
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_people_get_a_table_and_what_a_script_prints_stands_apart(tmp_path: Path) -> None:
     script = written(tmp_path, TRAINS.replace("optimizer.zero_grad()", "print('beside', sys.argv[1:], flush=True)"))

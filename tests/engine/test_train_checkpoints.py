@@ -56,6 +56,7 @@ def run(folder: Path, devices: str, die_at: int) -> subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True, timeout=250, start_new_session=True, check=False)
 
 
+@pytest.mark.servers
 def test_a_program_that_is_killed_resumes_to_the_same_bits_over_other_devices(tmp_path: Path) -> None:
     killed = run(tmp_path / "a", "1xcpu,1xcpu*0.5", 3)
     assert killed.returncode == -signal.SIGKILL

@@ -241,6 +241,7 @@ class Deadly(nn.Module):  # type: ignore[misc, name-defined]
         return self.inner(inputs)
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_a_model_that_ends_every_worker_fails_with_the_signal_and_harms_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
@@ -311,7 +312,8 @@ def rates_of(devices: Any, *further: Callable[[Any], Any], **options: Any) -> tu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [7, pytest.param(None, marks=pytest.mark.servers)])
+@pytest.mark.servers
+@pytest.mark.parametrize("every", [7, None])
 def test_schedulers_go_back_with_a_run_whose_workers_all_died(every: int | None, tmp_path: Path) -> None:
     kept = {"checkpoint": tmp_path / "kept", "checkpoint_every": every} if every else {}
     with hetero.Context(devices="1xcpu", history=False) as ctx:

@@ -176,6 +176,7 @@ def test_a_device_with_too_little_memory_is_left_out_and_the_others_train() -> N
     assert [note for note in run.notes if note.startswith("cpu:0 is left out: its memory_limit is 100 MB; one sample")]
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_a_worker_that_the_system_kills_for_its_memory_comes_back_with_smaller_passes() -> None:
     need("cgroup")

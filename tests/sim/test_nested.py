@@ -69,7 +69,7 @@ def test_random_trees_with_random_pins_end_on_random_fleets(first: int) -> None:
     assert waited > 100
 
 
-@pytest.mark.parametrize("first", range(0, 150, 50))
+@pytest.mark.parametrize("first", [0, *(pytest.param(each, marks=pytest.mark.servers) for each in (50, 100))])
 @pytest.mark.slow
 def test_trees_end_whatever_fails(first: int) -> None:
     happened = set()

@@ -17,6 +17,7 @@ from hetero.floor.files import atomic_write, output_folder
 from hetero.recipes.mnist import Digits, download, load_digits, load_mnist, network
 from hetero.recipes.training import Recipe
 from hetero.session.options import ContextOptions
+from hetero.train.callbacks import BestWeights
 from hetero.train.listener import Listener
 from hetero.train.values import EpochReport, Evaluation
 
@@ -128,6 +129,7 @@ def carry_out(recipe: Recipe, watcher: Watcher, *, devices: str | None = None) -
         options=recipe.options,
         data_options=recipe.data_options,
         checkpoint=recipe.checkpoint,
+        callbacks=recipe.callbacks,
         context=ContextOptions(config=context, trace=trace),
     ) as trainer:
         fleet = {device.short: device for device in trainer.context.devices}
@@ -142,7 +144,8 @@ def carry_out(recipe: Recipe, watcher: Watcher, *, devices: str | None = None) -
         watcher.on_stage(3, "execute", [f"goes on after step {trainer.step}"] if trainer.step else [])
         reports = trainer.fit(max(0, recipe.epochs - before), test=digits.test, listener=watcher)
         ema = recipe.options.ema_decay is not None
-        last = None if ema else _tested(reports, len(digits.test[0]))
+        changed = ema or any(isinstance(each, BestWeights) for each in recipe.callbacks)
+        last = None if changed else _tested(reports, len(digits.test[0]))
         tested = last or trainer.evaluate(digits.test, ema=ema)
         watcher.on_stage(4, "collect results", [])
         saved = trainer.save(output / "model.safetensors", {"hetero.model": recipe.model}, ema=ema)

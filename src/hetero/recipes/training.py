@@ -6,6 +6,7 @@ It must not open data or devices.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,15 +16,24 @@ from hetero.floor.errors import BadValueError, ConfigError, did_you_mean
 from hetero.floor.units import shown
 from hetero.session.config import read_file
 from hetero.session.config_yaml import Tree, lay_over
+from hetero.train.callbacks import BestWeights, Callback, EarlyStopping, MLflowLogger, TensorBoardLogger, WandbLogger
 from hetero.train.values import CHECKPOINT_KEYS, CheckpointOptions, DataOptions, TrainOptions
 
-__all__ = ["OPTIMIZERS", "Recipe", "read_recipe", "read_tree", "recipe_of"]
+__all__ = ["CALLBACKS", "OPTIMIZERS", "Recipe", "read_recipe", "read_tree", "recipe_of"]
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
+CALLBACKS: dict[str, type[Callback]] = {
+    "early_stopping": EarlyStopping,
+    "best_weights": BestWeights,
+    "tensorboard": TensorBoardLogger,
+    "mlflow": MLflowLogger,
+    "wandb": WandbLogger,
+}
+"""Those that `train.callbacks` may name."""
 _DATA = ("path", "download")
 _STEPS = tuple(each.name for each in fields(TrainOptions))
 _READING = ("readers", "sample_log")
-_TRAIN = ("epochs", "optimizer", "learning_rate", *_STEPS, *_READING, *CHECKPOINT_KEYS, "resume")
+_TRAIN = ("epochs", "optimizer", "learning_rate", *_STEPS, *_READING, *CHECKPOINT_KEYS, "resume", "callbacks")
 _BATCH = 128
 _OWN = ("model", "data", "train", "output")
 
@@ -40,7 +50,7 @@ class Recipe:
     download : True where absent files may be fetched
     epochs : ≥ 1
     optimizer, learning_rate : one of `OPTIMIZERS`
-    options, data_options, checkpoint : as for the Trainer
+    options, data_options, checkpoint, callbacks : as for the Trainer
     resume : True goes on from the newest complete checkpoint, where there is one
     output : folder of the results
     context : what is left, for the Context
@@ -56,6 +66,7 @@ class Recipe:
     options: TrainOptions = field(default_factory=lambda: TrainOptions(_BATCH))
     data_options: DataOptions = field(default_factory=DataOptions)
     checkpoint: CheckpointOptions | None = None
+    callbacks: tuple[Callback, ...] = ()
     resume: bool = False
     output: Path = Path("mnist-run")
     context: JsonObject = field(default_factory=dict)
@@ -123,6 +134,7 @@ def recipe_of(tree: Tree, name: str) -> Recipe:
         options=_options(tree, train),
         data_options=_data_options(tree, train),
         checkpoint=_checkpoint(tree, train),
+        callbacks=_callbacks(tree, train.get("callbacks", {})),
         output=Path(_text(tree, given, "output", f"{name}-run")).expanduser(),
         context=value,
     )
@@ -187,6 +199,37 @@ def _checkpoint(tree: Tree, train: dict[str, object]) -> CheckpointOptions | Non
         return CheckpointOptions(**given) if given else None
     key = next(key for key, name in CHECKPOINT_KEYS.items() if name in given)
     raise _wrong(tree, "train", key, given[CHECKPOINT_KEYS[key]], "give train.checkpoint, the folder, too")
+
+
+def _callbacks(tree: Tree, given: object) -> tuple[Callback, ...]:
+    allowed = ", ".join(CALLBACKS)
+    if not isinstance(given, dict):
+        raise _wrong(tree, "train", "callbacks", given, f"give a mapping of names to arguments, of {allowed}")
+    return tuple(_callback(tree, name, {} if arguments is None else arguments) for name, arguments in given.items())
+
+
+def _callback(tree: Tree, name: str, arguments: object) -> Callback:
+    if name not in CALLBACKS:
+        raise _wrong(tree, "train", "callbacks", name, f"allowed: {', '.join(CALLBACKS)}", tuple(CALLBACKS))
+    signature = inspect.signature(CALLBACKS[name])
+    words = tuple(signature.parameters)
+    where, place = f"train.callbacks.{name}", tree.place(("train", "callbacks", name))
+    if not isinstance(arguments, dict):
+        raise ConfigError(f"{place}: {where}: {shown(arguments)} is not a mapping", remedy=f"give {', '.join(words)}")
+    for key in arguments:
+        if key not in words:
+            raise ConfigError(
+                f"{place}: {where}.{key}: there is no such key{did_you_mean(key, words)}",
+                remedy=f"allowed keys: {', '.join(words)}",
+            )
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"{place}: {where}: {error}", remedy=f"give {', '.join(words)}") from error
+    try:
+        return CALLBACKS[name](**arguments)
+    except BadValueError as error:
+        raise ConfigError(f"{place}: {where}.{error.problem}", remedy=error.remedy) from error
 
 
 def _truth(tree: Tree, given: Mapping[str, object], key: str, section: str) -> bool:

@@ -194,6 +194,12 @@ def read_search(path: Path | str, set: Sequence[str] = ()) -> SearchRecipe:
     output = Path(str(tree.value.get("output") or f"{name}-search")).expanduser()
     word = section.get("objective")
     if word is None:
+        if isinstance(tree.value.get("train"), dict) and tree.value["train"].get("callbacks"):
+            raise ConfigError(
+                f"{tree.place(('train', 'callbacks'))}: train.callbacks: trials have none, as tune.pruner ends those "
+                "that are behind",
+                remedy="write them into the recipe that is found",
+            )
         objective, space = _of_recipe(tree, name, section)
         plan = _plan(tree, section, _what(tree, objective), space, _goal_of(objective.metric))
         return SearchRecipe(objective, plan, output, objective.recipe(corners(space)[0]).context)

@@ -143,7 +143,9 @@ class Recovery:
 
     def _may_miss_rows(self) -> bool:
         """Return whether a step that was given no batch, and fetched none, was never seen to be alike in all."""
-        return self._batches.is_given_none and self._reducer.passes_of_attempt > 0 and not self._reducer.is_alike
+        return (
+            self._batches.is_given_none and self._reducer.passes_of_attempt > 0 and not self._reducer.agreement.is_alike
+        )
 
     def _check(self, batch: Sequence[Batch]) -> None:
         """Refuse tensors that are not of the batch: those of a smaller number of processes are not known."""

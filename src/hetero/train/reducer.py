@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -25,19 +24,18 @@ from hetero.train import process_states as states
 from hetero.train import script_mistakes as mistakes
 from hetero.train.draw_log import MOST_DRAWS
 from hetero.train.host_processes import LaunchOptions
-from hetero.train.loss_graph import ComparedGraphs, Strange
 from hetero.train.loss_terms import MOST_TERMS, Meaning, Term, common_factor, meanings_of, parts_of, terms_of
 from hetero.train.parameter_rows import FirstSteps, ParameterRows, add_up, hooks_held, run_hooks
 from hetero.train.process_group import ProcessGroup
 from hetero.train.shared_batches import SharedBatches, StepClock
 from hetero.train.shared_loader import Batch
+from hetero.train.step_agreement import TIMES, StepAgreement
 from hetero.train.values import TrainingError
 
 __all__ = ["Reducer"]
 
 _MOST_CHECKED = 64
 _ALL_COMPARED = 16
-_BITS = 0xFFFFFF  # that travel with gradients of float32, unchanged
 _COUNTS_CLOSE = {torch.float64: 1e-10, torch.float32: 1e-6}
 _COUNTS_ROUGH = 1e-2
 _ALIKE = {torch.float64: 1e-6, torch.float32: 1e-4}
@@ -75,8 +73,8 @@ class Reducer:
         Of the whole batch, in the last pass; None where it is not known.
     passes_of_attempt
         Backward passes since `remember`.
-    is_alike
-        Whether such a step was seen to be the same in all processes.
+    agreement
+        What the processes must have alike in a step.
     is_within
         Whether a pass is on its way, in which whatever goes backwards is torch's own.
     """
@@ -100,15 +98,13 @@ class Reducer:
         self.loss: float | None = None
         self.is_within = False
         self._managed: list[ParameterRows] = []
-        self._graphs = ComparedGraphs()
-        self._strange = Strange()
+        self.agreement = StepAgreement(processes, batches, options)
         self._last_terms: tuple[Term, ...] = ()
         self._parts: list[tuple[Tensor | None, tuple[int, ...]]] = []
         self._whole_parts: list[float] = []
         self._read_later: list[tuple[Tensor, float]] = []
         self._factors_now: tuple[Sequence[float], Sequence[Meaning]] = (), ()
         self._ways: dict[tuple[str, ...], tuple[Meaning, ...]] = {}
-        self._stepped: weakref.ref[Optimizer] | None = None
         self._pending: list[tuple[Tensor, Tensor]] = []
         self._syncs = True
         self._defers = False
@@ -117,9 +113,7 @@ class Reducer:
         self._stashed: list[tuple[Tensor, Tensor]] | None = None
         self._remembered: tuple[int, dict[Optimizer, int]] = (0, {})
         self.passes_of_attempt = 0
-        self.is_alike = False
         self._totals: list[float] = []
-        self._signature = 0.0
 
     def manage(self, label: str, names: Sequence[str], parameters: Sequence[Tensor], *, compares: bool = True) -> None:
         """Reduce the gradients of parameters, those that are new, from now on.
@@ -284,7 +278,6 @@ class Reducer:
             )
         terms = _terms(loss, weight, options)
         self._last_terms = terms
-        self._signature = _told(terms, is_empty=self._batches.has_none)
         signature = tuple(term.signature for term in terms)
         ways = list(meanings_of(terms))
         if signature in self._ways:
@@ -294,7 +287,7 @@ class Reducer:
             del ways[1:]
         if not checking and signature not in self._ways and not all(term.is_known for term in terms):
             self._guess(terms, ways[0])
-        self._look_at_graph(loss, terms)
+        self.agreement.look_at(loss, terms)
         self._parts = parts_of(loss) if loss.numel() == 1 and loss.grad_fn is not None else []
         apart = ""
         for number, way in enumerate(ways):
@@ -312,7 +305,7 @@ class Reducer:
                 break
         if checking and not self._processes.is_mixed and self.first_steps.drawn != states.drawn():
             if self._options.strict:
-                self._refuse_draws([self.first_steps.counts[2 * MOST_TERMS + self._processes.world :]])
+                self.agreement.refuse_draws([self.first_steps.counts[2 * MOST_TERMS + self._processes.world :]])
             self._processes.note(f"{states.draws_refused().problem}; --no-strict goes on")
         if checking and not apart and weight is None and self._batches.is_divided:
             self._compare_counts(terms, way, loss)
@@ -394,45 +387,6 @@ class Reducer:
                 )
             )
         self._processes.note(f"a loss made of {_names(terms)} was not compared; taken as {' and '.join(way)}")
-
-    def _look_at_graph(self, loss: Tensor, terms: Sequence[Term]) -> None:
-        """Record what was not compared, which all processes hear of before a step is taken by it."""
-        if self._processes.has_check:
-            self._graphs.learn(loss)
-        elif self._options.check_steps > 0 and self._graphs.is_new(loss):
-            rows = self._batches.in_use
-            found = self._graphs.strange(loss, rows.count, [term.node for term in terms])
-            is_seen = 1 < rows.count < rows.whole
-            self._strange += found if is_seen else Strange(other=found.mixing + found.other)
-
-    def _raise_if_mixing(self, over: Sequence[float], mixing: Sequence[float]) -> None:
-        """End all processes where something new can mix rows.
-
-        Parameters
-        ----------
-        over, mixing
-            Of each process, what of the new goes over a first dimension, as a number, and whether that has its rows.
-            Where it has them in one process and not in another, it has as many by chance.
-        """
-        strange, self._strange = self._strange, Strange()
-        members = self._processes.members
-        ranks = [rank for rank in members if mixing[rank]]
-        refused = ranks and all(mixing[rank] for rank in members if over[rank] == over[ranks[0]])
-        if refused and self._options.strict:
-            words = ", ".join(strange.mixing[:3]) or "what another process computes"
-            error = BadValueError(
-                f"{words} may mix the samples of a batch, and was not there in the steps that were compared with one "
-                "device",
-                remedy="have it there in the first steps, compare more of them with --check-steps, or start with "
-                "--no-strict",
-            )
-            (self._processes.end_with if strange.mixing else self._processes.end_after_others)(error)
-        names = [*strange.mixing, *strange.other]
-        if names:
-            self._processes.note(
-                f"not compared with one device, as it was not there in the first steps: {', '.join(names[:3])}"
-                + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            )
 
     def _run(self, loss: Tensor, terms: Sequence[Term], way: Sequence[Meaning], options: dict[str, Batch]) -> None:
         """Run the backward pass with each term weighted by what it means."""
@@ -586,7 +540,10 @@ class Reducer:
         touched = self._touched()
         value = float(loss.detach()) * self._factor if self._factor and loss.numel() == 1 else 0.0
         unknown = float(self._factor is None or loss.numel() != 1)
-        table = self._table(busy_s, float(loss.detach()) if loss.numel() == 1 else 0.0)
+        own = float(loss.detach()) if loss.numel() == 1 else 0.0
+        times = busy_s, *self._clock.last_step
+        table = self.agreement.table(times, own, self._count or 0.0, self._managed)
+        close = _ALIKE_ROUGH if self.first_steps.rough else _ALIKE.get(loss.dtype, _ALIKE_ROUGH)
         first = 3 + MOST_TERMS
         numbers = np.array([value, self._count or 0.0, unknown, *self._parts_told(), *table.reshape(-1)])
         ratio = 1.0
@@ -594,17 +551,13 @@ class Reducer:
         def hear(summed: NDArray[np.float64]) -> float:
             nonlocal numbers, ratio
             numbers = summed
-            told = [[float(each) for each in row] for row in summed[first:].reshape(table.shape)]
-            self._raise_if_skipped(told[7])
-            self._raise_if_apart(told[8:], told[3])
-            self._raise_if_not_given(told[6], loss.dtype)
-            self._raise_if_mixing(told[4], told[5])
+            self.agreement.check(summed[first:].reshape(table.shape), close)
             if self._count is not None and summed[1]:
                 ratio = self._batches.in_use.whole / float(summed[1])
             return ratio
 
         add_up(touched, self._processes.members_group, numbers, hear, whole_rows=self._processes.has_check)
-        each_s, steps_s, owns_s = numbers[first:].reshape(table.shape)[:3].tolist()
+        each_s, steps_s, owns_s = numbers[first:].reshape(table.shape)[:TIMES].tolist()
         if self._count is not None:
             self._totals = [float(numbers[1])]
         is_of_none = self._count is not None and not numbers[1]
@@ -613,82 +566,6 @@ class Reducer:
         main = self._processes.members[0]
         self._batches.learn(each_s, steps_s[main], owns_s[main])
         self._clock.exchanged(each_s, self.loss)
-
-    def _table(self, busy_s: float, loss: float) -> NDArray[np.float64]:
-        """Return what each process tells of itself, a column for each of them, with the own one filled in."""
-        last = None if self._stepped is None else self._stepped()
-        optimizers = [] if last is None else [last]
-        own = states.of_process(self._batches.given, optimizers, self._managed, self._batches.passes)
-        if self._processes.is_mixed:  # each kind of device has a generator of its own
-            own = (0.0, *own[1:])
-        over = _code(self._strange.over)
-        seen = (self._signature, over, float(bool(self._strange.mixing)))
-        is_alike = self._batches.is_given_none
-        alike = (self._count or 0.0) if self._processes.is_mixed else loss
-        known = alike if is_alike else 0.0, float(self._batches.trained_on)
-        table = np.zeros((8 + len(own), self._processes.world))
-        table[:, self._processes.rank] = [busy_s, *self._clock.last_step, *seen, *known, *own]
-        return table
-
-    def _raise_if_not_given(self, told: Sequence[float], computed_in: torch.dtype) -> None:
-        """End all processes where a step that was given no batch is not the same in all of them.
-
-        Parameters
-        ----------
-        told
-            The loss of each process in such a step, and between kinds of devices, which draw other numbers, what it
-            is divided by; 0 otherwise.
-        """
-        close = _ALIKE_ROUGH if self.first_steps.rough else _ALIKE.get(computed_in, _ALIKE_ROUGH)
-        values = [told[rank] for rank in self._processes.members]
-        apart = max(values) - min(values)
-        self.is_alike |= any(values)
-        if not apart > close * max(map(abs, values)):
-            return
-        error = mistakes.without_batch()
-        if self._options.strict:
-            self._processes.end_with(error)
-        self._processes.note(f"{error.problem}; --no-strict goes on")
-
-    def _raise_if_skipped(self, numbers: Sequence[float]) -> None:
-        """End all processes where one is at another batch than the others.
-
-        Parameters
-        ----------
-        numbers
-            How many batches each process was handed to train on.
-        """
-        at = {self._processes.devices[rank]: int(numbers[rank]) for rank in self._processes.members}
-        if len(set(at.values())) == 1:
-            return
-        error = mistakes.batches_differ(at)
-        if self._options.strict:
-            self._processes.end_with(error)
-        self._processes.note(f"{error.problem}, and --no-strict goes on")
-
-    def _raise_if_apart(self, told: Sequence[Sequence[float]], signatures: Sequence[float]) -> None:
-        """End all processes where they have come apart, by what each has told."""
-        error = states.trouble(*([row[rank] for rank in self._processes.members] for row in told))
-        if error is None and len({signatures[rank] for rank in self._processes.members} - {0.0}) > 1:
-            error = BadValueError(
-                "the loss of a batch is made in one way by one process and otherwise by another, as where it depends "
-                "on whether one of the own rows is valid",
-                remedy="give fleet.backward(loss, weight=n), n being what its mean divides by, 0 for no row",
-            )
-        if error is not None and self._options.strict:
-            if len({told[0][rank] for rank in self._processes.members}) > 1:
-                codes = self._processes.told_by_members("draws", np.array(self._batches.draws.log.codes).tobytes())
-                self._refuse_draws([np.frombuffer(each).tolist() for each in codes])
-            self._processes.end_with(error)
-        if error is not None:
-            self._processes.note(f"{error.problem}, and --no-strict goes on")
-
-    def _refuse_draws(self, others: Sequence[Sequence[float]]) -> NoReturn:
-        """End all processes, as random numbers differ, by the codes of what other processes have drawn."""
-        first, by_chance = self._batches.draws.log.first_apart(others)
-        if first is not None and by_chance:
-            self._processes.end_with(states.taken_for_rows(first))
-        self._processes.end_after_others(states.draws_refused(first))
 
     def _touched(self) -> list[ParameterRows]:
         return [each for each in self._managed if each.has_gradients]
@@ -711,7 +588,7 @@ class Reducer:
         """Record that an optimizer has stepped."""
         self._set_whole()
         self.steps[optimizer] += 1
-        self._stepped = weakref.ref(optimizer)
+        self.agreement.stepped(optimizer)
         self._batches.stepped(optimizer)
         self._count_down()
 
@@ -760,16 +637,6 @@ def _counts_of(terms: Sequence[Term]) -> list[float]:
     """Return by what terms are divided, a place for each that there may be."""
     none = [math.nan] * (MOST_TERMS - len(terms))
     return [*(each.weight for each in terms), *none, *(each.divisor for each in terms), *none]
-
-
-def _told(terms: Sequence[Term], *, is_empty: bool) -> float:
-    """Return a number that tells what a loss is made of; 0 where it is of no row."""
-    return 0.0 if is_empty else _code({each.signature for each in terms})
-
-
-def _code(words: Collection[str]) -> float:
-    """Return a number that tells words from others, not 0, which travels unchanged."""
-    return float(crc32("|".join(sorted(words)).encode()) & _BITS | 1)
 
 
 def _names(terms: Sequence[Term]) -> str:

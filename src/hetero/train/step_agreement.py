@@ -1,0 +1,214 @@
+"""What processes tell of themselves with the gradients of a pass, and the errors where they do not agree.
+
+In: a process's loss, its batches and its state. Out: a column of a table that all have alike after it was added up.
+It must not weight or exchange gradients.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Sequence
+from typing import NoReturn
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hetero.floor.errors import BadValueError
+from hetero.train import process_states as states
+from hetero.train import script_mistakes as mistakes
+from hetero.train.host_processes import LaunchOptions
+from hetero.train.loss_graph import ComparedGraphs, Strange
+from hetero.train.loss_terms import Term
+from hetero.train.parameter_rows import ParameterRows
+from hetero.train.process_group import ProcessGroup
+from hetero.train.shared_batches import SharedBatches
+
+__all__ = ["TIMES", "StepAgreement"]
+
+TIMES = 3
+"""Rows of the table that hold seconds."""
+_BITS = 0xFFFFFF  # that travel with gradients of float32, unchanged
+
+
+class StepAgreement:
+    """What the processes must have alike in a step.
+
+    Parameters
+    ----------
+    processes
+        Those that must agree.
+    batches
+        Which rows this process has.
+    options
+        Whether processes that do not agree end.
+
+    Attributes
+    ----------
+    is_alike
+        Whether a step that was given no batch was seen to be the same in all processes.
+    """
+
+    def __init__(self, processes: ProcessGroup, batches: SharedBatches, options: LaunchOptions) -> None:
+        self._processes = processes
+        self._batches = batches
+        self._options = options
+        self._graphs = ComparedGraphs()
+        self._strange = Strange()
+        self._signature = 0.0
+        self._stepped: weakref.ref[Optimizer] | None = None
+        self.is_alike = False
+
+    def look_at(self, loss: Tensor, terms: Sequence[Term]) -> None:
+        """Record how a loss is made, and what of it was not compared: all hear of that before a step is taken by it."""
+        self._signature = 0.0 if self._batches.has_none else _code({each.signature for each in terms})
+        if self._processes.has_check:
+            self._graphs.learn(loss)
+        elif self._options.check_steps > 0 and self._graphs.is_new(loss):
+            rows = self._batches.in_use
+            found = self._graphs.strange(loss, rows.count, [term.node for term in terms])
+            is_seen = 1 < rows.count < rows.whole
+            self._strange += found if is_seen else Strange(other=found.mixing + found.other)
+
+    def table(
+        self, times: Sequence[float], loss: float, count: float, managed: Sequence[ParameterRows]
+    ) -> NDArray[np.float64]:
+        """Return what each process tells of itself, a column for each of them, with the own one filled in.
+
+        Parameters
+        ----------
+        times
+            Seconds of this process, to be read by all: `TIMES` of them.
+        loss, count
+            Of the own rows, and what its mean divides by.
+        managed
+            Parameters, of which some weights are told.
+        """
+        last = None if self._stepped is None else self._stepped()
+        optimizers = [] if last is None else [last]
+        own = states.of_process(self._batches.given, optimizers, managed, self._batches.passes)
+        if self._processes.is_mixed:  # each kind of device has a generator of its own
+            own = (0.0, *own[1:])
+        seen = (self._signature, _code(self._strange.over), float(bool(self._strange.mixing)))
+        is_alike = self._batches.is_given_none
+        alike = count if self._processes.is_mixed else loss
+        known = alike if is_alike else 0.0, float(self._batches.trained_on)
+        table = np.zeros((8 + len(own), self._processes.world))
+        table[:, self._processes.rank] = [*times, *seen, *known, *own]
+        return table
+
+    def check(self, told: NDArray[np.float64], close: float) -> None:
+        """End all processes where they do not agree.
+
+        Parameters
+        ----------
+        told
+            What `table` returns, added up over the processes.
+        close
+            By how much losses that should be alike may differ, relative to them.
+        """
+        rows = [[float(each) for each in row] for row in told[TIMES:]]
+        signatures, over, mixing, losses, batches, *own = rows
+        self._check_batches(batches)
+        self._check_states(own, signatures)
+        self._check_loss(losses, close)
+        self._check_graphs(over, mixing)
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Record which optimizer has stepped last: its settings are told."""
+        self._stepped = weakref.ref(optimizer)
+
+    def _check_batches(self, numbers: Sequence[float]) -> None:
+        """End all processes where one is at another batch than the others.
+
+        Parameters
+        ----------
+        numbers
+            How many batches each process was handed to train on.
+        """
+        at = {self._processes.devices[rank]: int(numbers[rank]) for rank in self._processes.members}
+        if len(set(at.values())) == 1:
+            return
+        error = mistakes.batches_differ(at)
+        if self._options.strict:
+            self._processes.end_with(error)
+        self._processes.note(f"{error.problem}, and --no-strict goes on")
+
+    def _check_states(self, told: Sequence[Sequence[float]], signatures: Sequence[float]) -> None:
+        """End all processes where they have come apart, by what each has told."""
+        error = states.trouble(*([row[rank] for rank in self._processes.members] for row in told))
+        if error is None and len({signatures[rank] for rank in self._processes.members} - {0.0}) > 1:
+            error = BadValueError(
+                "the loss of a batch is made in one way by one process and otherwise by another, as where it depends "
+                "on whether one of the own rows is valid",
+                remedy="give fleet.backward(loss, weight=n), n being what its mean divides by, 0 for no row",
+            )
+        if error is not None and self._options.strict:
+            if len({told[0][rank] for rank in self._processes.members}) > 1:
+                codes = self._processes.told_by_members("draws", np.array(self._batches.draws.log.codes).tobytes())
+                self.refuse_draws([np.frombuffer(each).tolist() for each in codes])
+            self._processes.end_with(error)
+        if error is not None:
+            self._processes.note(f"{error.problem}, and --no-strict goes on")
+
+    def _check_loss(self, told: Sequence[float], close: float) -> None:
+        """End all processes where a step that was given no batch is not the same in all of them.
+
+        Parameters
+        ----------
+        told
+            The loss of each process in such a step, and between kinds of devices, which draw other numbers, what it
+            is divided by; 0 otherwise.
+        """
+        values = [told[rank] for rank in self._processes.members]
+        apart = max(values) - min(values)
+        self.is_alike |= any(values)
+        if not apart > close * max(map(abs, values)):
+            return
+        error = mistakes.without_batch()
+        if self._options.strict:
+            self._processes.end_with(error)
+        self._processes.note(f"{error.problem}; --no-strict goes on")
+
+    def _check_graphs(self, over: Sequence[float], mixing: Sequence[float]) -> None:
+        """End all processes where something new can mix rows.
+
+        Parameters
+        ----------
+        over, mixing
+            Of each process, what of the new goes over a first dimension, as a number, and whether that has its rows.
+            Where it has them in one process and not in another, it has as many by chance.
+        """
+        strange, self._strange = self._strange, Strange()
+        members = self._processes.members
+        ranks = [rank for rank in members if mixing[rank]]
+        refused = ranks and all(mixing[rank] for rank in members if over[rank] == over[ranks[0]])
+        if refused and self._options.strict:
+            words = ", ".join(strange.mixing[:3]) or "what another process computes"
+            error = BadValueError(
+                f"{words} may mix the samples of a batch, and was not there in the steps that were compared with one "
+                "device",
+                remedy="have it there in the first steps, compare more of them with --check-steps, or start with "
+                "--no-strict",
+            )
+            (self._processes.end_with if strange.mixing else self._processes.end_after_others)(error)
+        names = [*strange.mixing, *strange.other]
+        if names:
+            self._processes.note(
+                f"not compared with one device, as it was not there in the first steps: {', '.join(names[:3])}"
+                + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            )
+
+    def refuse_draws(self, others: Sequence[Sequence[float]]) -> NoReturn:
+        """End all processes, as random numbers differ, by the codes of what other processes have drawn."""
+        first, by_chance = self._batches.draws.log.first_apart(others)
+        if first is not None and by_chance:
+            self._processes.end_with(states.taken_for_rows(first))
+        self._processes.end_after_others(states.draws_refused(first))
+
+
+def _code(words: Collection[str]) -> float:
+    """Return a number that tells words from others, not 0, which travels unchanged."""
+    return float(crc32("|".join(sorted(words)).encode()) & _BITS | 1)

@@ -10,6 +10,6 @@ from hetero.floor.lazy import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hetero.train.jax_gradients import value_and_grad as value_and_grad
+    from hetero.train.frameworks.jax_gradients import value_and_grad as value_and_grad
 else:
-    __getattr__, __dir__, __all__ = lazy_names(__name__, {"hetero.train.jax_gradients": ("value_and_grad",)})
+    __getattr__, __dir__, __all__ = lazy_names(__name__, {"hetero.train.frameworks.jax_gradients": ("value_and_grad",)})

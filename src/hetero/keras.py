@@ -9,6 +9,6 @@ from hetero.floor.lazy import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hetero.train.keras_models import distribute as distribute
+    from hetero.train.frameworks.keras_models import distribute as distribute
 else:
-    __getattr__, __dir__, __all__ = lazy_names(__name__, {"hetero.train.keras_models": ("distribute",)})
+    __getattr__, __dir__, __all__ = lazy_names(__name__, {"hetero.train.frameworks.keras_models": ("distribute",)})

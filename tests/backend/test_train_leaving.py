@@ -14,9 +14,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from hetero.train import summed_values  # noqa: E402
-from hetero.train.leaving import BatchOrder  # noqa: E402
-from hetero.train.summed_values import SummedValues  # noqa: E402
-from hetero.train.whole_draws import Rows  # noqa: E402
+from hetero.train.launch.leaving import BatchOrder  # noqa: E402
+from hetero.train.launch.summed_values import SummedValues  # noqa: E402
+from hetero.train.launch.whole_draws import Rows  # noqa: E402
 
 HALF, MORE, LESS = Rows(0, 4, 8), Rows(0, 6, 8), Rows(0, 2, 8)
 

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional as F  # noqa: E402, N812  torch's own word
 
-from hetero.train.loss_graph import ComparedGraphs  # noqa: E402
-from hetero.train.loss_terms import common_factor, meanings_of, terms_of  # noqa: E402
+from hetero.train.launch.loss_graph import ComparedGraphs  # noqa: E402
+from hetero.train.launch.loss_terms import common_factor, meanings_of, terms_of  # noqa: E402
 
 ROWS = 5
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional as F  # noqa: E402, N812  torch's own word
 
-from hetero.train.loss_terms import Meaning, Term, meanings_of, terms_of  # noqa: E402
+from hetero.train.launch.loss_terms import Meaning, Term, meanings_of, terms_of  # noqa: E402
 
 SAMPLES, FEATURES, CLASSES = 11, 4, 5
 PARTS = ((0, 4), (4, 11))

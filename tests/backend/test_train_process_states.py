@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hetero.train.parameter_rows import ParameterRows  # noqa: E402
-from hetero.train.process_states import of_process, trouble  # noqa: E402
+from hetero.train.launch.parameter_rows import ParameterRows  # noqa: E402
+from hetero.train.launch.process_states import of_process, trouble  # noqa: E402
 
 
 def told(rate: float = 0.1, weight: float = 1.0, seed: int = 0, given: int = 5, number: int = 0) -> list[float]:

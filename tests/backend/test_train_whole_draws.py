@@ -20,7 +20,7 @@ nn, F = torch.nn, torch.nn.functional
 from torch import distributions  # noqa: E402
 
 from hetero.train.keyed_random import RandomRefusedError  # noqa: E402
-from hetero.train.whole_draws import Rows, WholeDraws  # noqa: E402
+from hetero.train.launch.whole_draws import Rows, WholeDraws  # noqa: E402
 
 KINDS = (torch.float32, torch.float64, torch.bfloat16)
 PARTS = ((4, 5), (3, 7, 10), (2, 33, 5))

@@ -371,7 +371,7 @@ _LISTS_OF_OTHERS = {
     "batch/functions.py": "what ONNX Runtime calls its providers",
     "cli/doctor.py": "the extras of hetero's own package",
     "model/device.py": "broad types",
-    "train/lightning_strategies.py": "what Lightning calls its accelerators",
+    "train/frameworks/lightning_strategies.py": "what Lightning calls its accelerators",
     "train/reduction_groups.py": "sums in two languages",
 }
 

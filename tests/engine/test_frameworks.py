@@ -151,7 +151,7 @@ def test_a_function_of_jax_that_mixes_samples_later_is_refused_by_its_call(tmp_p
 def test_batches_of_several_sizes_in_one_step_are_refused() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("lightning")
-    from hetero.train.lightning_strategies import _refuse_several
+    from hetero.train.frameworks.lightning_strategies import _refuse_several
 
     one, other = (torch.ones(16, 2), torch.ones(16)), (torch.ones(8, 2), torch.ones(8))
     for batch in (one, list(one), {"a": one, "b": one}, {"a": torch.ones(16), "b": torch.ones(3)}):
@@ -180,7 +180,7 @@ KERAS_REFUSES = [
     ],
 )
 def test_a_trainer_that_cannot_be_divided_is_refused_by_name(settings: dict[str, Any], words: str) -> None:
-    from hetero.train import huggingface
+    from hetero.train.frameworks import huggingface
 
     arguments = SimpleNamespace(auto_find_batch_size=False, optim="adamw_torch")
     vars(arguments).update({name: value for name, value in settings.items() if name in vars(arguments)})
@@ -195,7 +195,7 @@ def test_a_trainer_that_cannot_be_divided_is_refused_by_name(settings: dict[str,
 
 
 def test_a_trainer_of_pairs_is_refused_by_name() -> None:
-    from hetero.train import huggingface
+    from hetero.train.frameworks import huggingface
 
     kind = type("RewardTrainer", (SimpleNamespace,), {"__module__": "trl.trainer.reward_trainer"})
     accelerator = SimpleNamespace(distributed_type=SimpleNamespace(value="NO"))
@@ -207,7 +207,7 @@ def test_a_trainer_of_pairs_is_refused_by_name() -> None:
 def test_a_batch_with_other_rows_than_samples_is_refused_by_name() -> None:
     import torch
 
-    from hetero.train import huggingface
+    from hetero.train.frameworks import huggingface
 
     batch = {"input_ids": torch.ones(4, 7), "position_ids": torch.ones(1, 7), "labels": torch.ones(4)}
     huggingface._refuse_uneven(batch)

@@ -28,14 +28,14 @@ from hetero.session.fleet import from_spec  # noqa: E402
 from hetero.session.fleet_build import names_with_host  # noqa: E402
 from hetero.session.hosts import named_devices  # noqa: E402
 from hetero.train import host_processes  # noqa: E402
-from hetero.train.host_processes import (  # noqa: E402
+from hetero.train.launch.host_processes import (  # noqa: E402
     HostCommand,
     HostProcesses,
     LaunchedProcess,
     LaunchOptions,
 )
-from hetero.train.launch import launch  # noqa: E402
-from hetero.train.launch_hosts import carried, check_versions, differences, package_of  # noqa: E402
+from hetero.train.launch.hosts import carried, check_versions, differences, package_of  # noqa: E402
+from hetero.train.launch.launcher import launch  # noqa: E402
 from hetero.train.reduction_groups import ByHost  # noqa: E402
 
 HOSTS = (Host("h0", "0" * 8, "127.0.0.1"), Host("h1", "1" * 8, "127.0.0.2"))
@@ -72,7 +72,7 @@ class Call:
     def __init__(self, host: Host, home: Path, told: tuple[object, ...]) -> None:
         self.host = host
         environment = {**os.environ, "HETERO_HOME": str(home), "RAY_OF_ITS_WORKERS": "1", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "hetero.train.launch_hosts"]
+        command = [sys.executable, "-m", "hetero.train.launch.hosts"]
         self.program = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         assert self.program.stdin is not None
         with self.program.stdin as stdin:

@@ -17,7 +17,7 @@ from hetero.report.phases import process_times
 from hetero.report.record import RunRecord
 from hetero.report.tables import process_table
 from hetero.report.trace_reader import collect, read_run
-from hetero.train.launch_trace import LaunchTrace
+from hetero.train.launch.trace import LaunchTrace
 from tests.pure.test_report import CPU, EVIL, GPU, ready
 
 STEP = (("read", 0.25), ("forward", 0.5), ("backward", 1.0), ("wait", 0.125), ("exchange", 0.25), ("update", 0.375))

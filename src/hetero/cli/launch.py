@@ -22,7 +22,7 @@ from hetero.floor.text import single_line
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hetero.train.script_comparison import ScriptComparison, StepDifference
+    from hetero.train.launch.script_comparison import ScriptComparison, StepDifference
 
 __all__ = ["CheckSteps", "Module", "ScriptArguments", "Shares", "TrainingScript", "check", "launch", "shares_of"]
 
@@ -65,8 +65,8 @@ def launch(
     need_torch()
     from hetero.session.config import load
     from hetero.session.hosts import devices_of, reached
-    from hetero.train import launch as launching
-    from hetero.train.launch_hosts import check_versions
+    from hetero.train.launch.hosts import check_versions
+    from hetero.train.launch import launcher as launching
 
     launching.check_script(script, is_module=module)
     if prints not in launching.PRINTS:
@@ -131,8 +131,8 @@ def check(
     need_torch()
     from hetero.session.config import load
     from hetero.session.hosts import devices_of
-    from hetero.train.launch import LaunchOptions
-    from hetero.train.script_comparison import compare_script
+    from hetero.train.launch.launcher import LaunchOptions
+    from hetero.train.launch.script_comparison import compare_script
 
     chosen = [] if devices is None else [as_setting("devices", devices)]
     wanted, notes = load(config, set=[*chosen, *(set_ or [])]), list[str]()

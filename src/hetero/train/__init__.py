@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from hetero.train.callbacks import TensorBoardLogger as TensorBoardLogger
     from hetero.train.callbacks import WandbLogger as WandbLogger
     from hetero.train.data import pad_samples as pad_samples
-    from hetero.train.fleet import TrainingFleet as TrainingFleet
-    from hetero.train.fleet import init as init
+    from hetero.train.launch.fleet import TrainingFleet as TrainingFleet
+    from hetero.train.launch.fleet import init as init
     from hetero.train.sample_log import check_sample_log as check_sample_log
     from hetero.train.sample_log import read_sample_log as read_sample_log
     from hetero.train.trainer import Trainer as Trainer
@@ -43,7 +43,7 @@ else:
                 *("MLflowLogger", "TensorBoardLogger", "WandbLogger"),
             ),
             "hetero.train.data": ("pad_samples",),
-            "hetero.train.fleet": ("TrainingFleet", "init"),
+            "hetero.train.launch.fleet": ("TrainingFleet", "init"),
             "hetero.train.sample_log": ("check_sample_log", "read_sample_log"),
             "hetero.train.trainer": ("Trainer",),
             "hetero.train.values": ("CheckpointOptions", "DataOptions", "TrainOptions"),

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hetero.train.shared_loader import Batch
+from hetero.train.launch.shared_loader import Batch
 
 __all__ = ["RecordedRun", "record_steps"]
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hetero.train.script_source import Scope, Script, SourcePlace
+from hetero.train.launch.script_source import Scope, Script, SourcePlace
 
 __all__ = ["DATA", "Variables", "is_nothing", "objects_in", "own_attribute"]
 

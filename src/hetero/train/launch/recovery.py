@@ -21,12 +21,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hetero.floor.errors import BadValueError
-from hetero.train import script_mistakes as mistakes
-from hetero.train.process_group import ProcessGroup, ProcessLostError
-from hetero.train.reducer import Reducer
-from hetero.train.shared_batches import SharedBatches
-from hetero.train.shared_loader import Batch, rebuilt, tensors_in
-from hetero.train.summed_values import SummedValues
+from hetero.train.launch import script_mistakes as mistakes
+from hetero.train.launch.process_group import ProcessGroup, ProcessLostError
+from hetero.train.launch.reducer import Reducer
+from hetero.train.launch.shared_batches import SharedBatches
+from hetero.train.launch.shared_loader import Batch, rebuilt, tensors_in
+from hetero.train.launch.summed_values import SummedValues
 
 __all__ = ["Recovery"]
 

@@ -27,8 +27,8 @@ from hetero.floor.errors import BadValueError, ExitCode, HeteroError
 from hetero.floor.platform import describe_exit
 from hetero.floor.text import single_line
 from hetero.model.device import Device
-from hetero.train.host_processes import LAUNCHED, RECORD, LaunchOptions, device_environment, in_child
-from hetero.train.launch import by_speed, check_script, launch
+from hetero.train.launch.host_processes import LAUNCHED, RECORD, LaunchOptions, device_environment, in_child
+from hetero.train.launch.launcher import by_speed, check_script, launch
 
 __all__ = ["ScriptComparison", "ScriptEndedError", "StepDifference", "compare_script"]
 
@@ -242,7 +242,7 @@ class _Step(NamedTuple):
 
 
 class _RecordedSteps:
-    """The steps of one run of a script, as `hetero.train.step_records` has written them.
+    """The steps of one run of a script, as `hetero.train.launch.step_records` has written them.
 
     Attributes
     ----------
@@ -282,7 +282,7 @@ class _RecordedSteps:
         raise BadValueError(words, remedy=f"give --steps {done}, or the script more data")
 
     def step(self, number: int) -> tuple[_Step, Mapping[str, Numbers]]:
-        """Return what a step gave, and the numbers of its parameters; see `hetero.train.step_records`."""
+        """Return what a step gave, and the numbers of its parameters; see `hetero.train.launch.step_records`."""
         arrays = np.load(self._folder / f"step-{number}.npz")
         return _Step(**json.loads(str(arrays["about"]))), arrays
 

@@ -30,18 +30,18 @@ from hetero.backends.cpu import hold_threads
 from hetero.floor import clock
 from hetero.floor.errors import BadValueError
 from hetero.floor.own_memory import keep_freed_memory
-from hetero.train import fleet, global_norm
-from hetero.train import script_mistakes as mistakes
-from hetero.train.host_processes import LaunchedProcess
-from hetero.train.process_group import ProcessGroup
-from hetero.train.recovery import Recovery, T
-from hetero.train.reducer import Reducer
-from hetero.train.shared_batches import SharedBatches, StepClock
-from hetero.train.shared_loader import Batch, SharedLoader, map_tensors, moved_to, samples_in
-from hetero.train.step_phases import StepPhases
-from hetero.train.step_records import record_steps
-from hetero.train.summed_values import SummedValues
-from hetero.train.whole_draws import Rows
+from hetero.train.launch import fleet, global_norm
+from hetero.train.launch import script_mistakes as mistakes
+from hetero.train.launch.host_processes import LaunchedProcess
+from hetero.train.launch.process_group import ProcessGroup
+from hetero.train.launch.recovery import Recovery, T
+from hetero.train.launch.reducer import Reducer
+from hetero.train.launch.shared_batches import SharedBatches, StepClock
+from hetero.train.launch.shared_loader import Batch, SharedLoader, map_tensors, moved_to, samples_in
+from hetero.train.launch.step_phases import StepPhases
+from hetero.train.launch.step_records import record_steps
+from hetero.train.launch.summed_values import SummedValues
+from hetero.train.launch.whole_draws import Rows
 
 __all__ = ["Member"]
 
@@ -216,7 +216,7 @@ class Member(fleet.TrainingFleet):
     # --- what frameworks ask ---------------------------------------------------------------------------------
 
     def _prepared_framework(self, given: Batch) -> Batch:
-        from hetero.train.huggingface import joined
+        from hetero.train.frameworks.huggingface import joined
 
         return joined(given, self) if self.world_size > 1 else given
 

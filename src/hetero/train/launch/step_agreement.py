@@ -17,14 +17,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hetero.floor.errors import BadValueError
-from hetero.train import process_states as states
-from hetero.train import script_mistakes as mistakes
-from hetero.train.host_processes import LaunchOptions
-from hetero.train.loss_graph import ComparedGraphs, Strange
-from hetero.train.loss_terms import Term
-from hetero.train.parameter_rows import ParameterRows
-from hetero.train.process_group import ProcessGroup
-from hetero.train.shared_batches import SharedBatches
+from hetero.train.launch import process_states as states
+from hetero.train.launch import script_mistakes as mistakes
+from hetero.train.launch.host_processes import LaunchOptions
+from hetero.train.launch.loss_graph import ComparedGraphs, Strange
+from hetero.train.launch.loss_terms import Term
+from hetero.train.launch.parameter_rows import ParameterRows
+from hetero.train.launch.process_group import ProcessGroup
+from hetero.train.launch.shared_batches import SharedBatches
 
 __all__ = ["TIMES", "StepAgreement"]
 

@@ -2,7 +2,7 @@
 
 In: the script's model, optimizer, loader and losses. Out: the same, ready for the device of this process.
 It must not own the loop: the script steps, clips, schedules and prints as it did. What several processes do together is
-in `hetero.train.launched`.
+in `hetero.train.launch.launched`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader
 from hetero.floor import settings
 from hetero.floor.contexts import transparent
 from hetero.floor.errors import BadValueError
-from hetero.train.host_processes import LAUNCHED, RECORD, LaunchedProcess
-from hetero.train.shared_loader import Batch, SharedLoader, map_tensors, moved_to, samples_in
+from hetero.train.launch.host_processes import LAUNCHED, RECORD, LaunchedProcess
+from hetero.train.launch.shared_loader import Batch, SharedLoader, map_tensors, moved_to, samples_in
 
 __all__ = ["PlacedLoader", "TrainingFleet", "init", "is_made_by"]
 
@@ -66,7 +66,7 @@ def init() -> TrainingFleet:
     """
     global _fleet
     if _LIGHTNING & sys.modules.keys():
-        from hetero.train import lightning_strategies
+        from hetero.train.frameworks import lightning_strategies
 
         lightning_strategies.register()
     if _fleet is not None and _fleet.is_own:
@@ -74,14 +74,14 @@ def init() -> TrainingFleet:
     text = settings.read(LAUNCHED)
     if text.startswith("{"):
         settings.switch_on(LAUNCHED, f"process {os.getpid()}")
-        from hetero.train.launched import Member
+        from hetero.train.launch.launched import Member
 
         _fleet = Member(LaunchedProcess.from_text(text))
         return _fleet
     _fleet = TrainingFleet()
     if text.startswith(RECORD):
         settings.switch_on(LAUNCHED, "")
-        from hetero.train.step_records import record_steps
+        from hetero.train.launch.step_records import record_steps
 
         record_steps(text.removeprefix(RECORD))
     elif text and text != f"process {os.getpid()}":

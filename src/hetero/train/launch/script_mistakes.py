@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from hetero.floor import settings
 from hetero.floor.errors import BadValueError, HeteroError
-from hetero.train.shared_loader import Batch
+from hetero.train.launch.shared_loader import Batch
 
 __all__ = [
     "check_loss", "data_differs", "hidden_devices", "last_words", "loader_numbers", "loaders_differ", "raise_if",

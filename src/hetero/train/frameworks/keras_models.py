@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from hetero.floor.errors import BadValueError
-from hetero.train.fleet import TrainingFleet, init, is_made_by
-from hetero.train.shared_loader import Batch, map_tensors, samples_in
+from hetero.train.launch.fleet import TrainingFleet, init, is_made_by
+from hetero.train.launch.shared_loader import Batch, map_tensors, samples_in
 
 if TYPE_CHECKING:
-    from hetero.train.launched import Member
+    from hetero.train.launch.launched import Member
 
 __all__ = ["distribute"]
 

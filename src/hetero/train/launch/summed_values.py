@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from hetero.train.script_source import Definition, Scope, Script, Value, last_name
-from hetero.train.script_variables import DATA, Variables, is_nothing, objects_in, own_attribute
+from hetero.train.launch.script_source import Definition, Scope, Script, Value, last_name
+from hetero.train.launch.script_variables import DATA, Variables, is_nothing, objects_in, own_attribute
 
 __all__ = ["Missed", "SummedValues"]
 

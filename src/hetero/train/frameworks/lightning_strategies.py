@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from hetero.floor.errors import BadValueError
-from hetero.train.fleet import init, is_made_by
-from hetero.train.huggingface import CutLoader
-from hetero.train.shared_loader import Batch, samples_in
+from hetero.train.frameworks.huggingface import CutLoader
+from hetero.train.launch.fleet import init, is_made_by
+from hetero.train.launch.shared_loader import Batch, samples_in
 
 if TYPE_CHECKING:
     from lightning.pytorch.strategies import Strategy as _Base
 
-    from hetero.train.launched import Member
+    from hetero.train.launch.launched import Member
 else:
     _Base = object
 

@@ -14,9 +14,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hetero.floor import clock
-from hetero.train.process_group import ProcessGroup
-from hetero.train.shared_batches import StepClock
-from hetero.train.shared_loader import Batch
+from hetero.train.launch.process_group import ProcessGroup
+from hetero.train.launch.shared_batches import StepClock
+from hetero.train.launch.shared_loader import Batch
 
 __all__ = ["StepPhases", "ToldStep"]
 

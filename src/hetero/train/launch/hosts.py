@@ -27,7 +27,7 @@ from hetero.floor.errors import EngineError, HeteroError
 from hetero.floor.private import own_home, private_folder
 from hetero.floor.text import single_line
 from hetero.model.device import Device
-from hetero.train.host_processes import FROZEN_S, HostCommand, HostProcesses, LaunchedProcess
+from hetero.train.launch.host_processes import FROZEN_S, HostCommand, HostProcesses, LaunchedProcess
 
 if TYPE_CHECKING:
     from hetero.engines.ray.cluster import Cluster, Host, HostCall
@@ -269,7 +269,7 @@ def started_on(cluster: Cluster, hosts: Iterable[Host], address: Address) -> Ite
 def _serve(address: Address, name: str) -> str:
     """Run the program of a host, in a worker of Ray's; returns what was wrong with it."""
     told = pickle.dumps((os.getpid(), address, name))
-    command = [sys.executable, "-m", "hetero.train.launch_hosts"]
+    command = [sys.executable, "-m", "hetero.train.launch.hosts"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as program:
         said = program.communicate(told)[1].decode(errors="replace").strip()
     return said.rpartition("\n")[2] if program.returncode else ""

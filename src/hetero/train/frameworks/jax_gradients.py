@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hetero.floor.errors import BadValueError
-from hetero.train.fleet import init
-from hetero.train.shared_loader import Batch
+from hetero.train.launch.fleet import init
+from hetero.train.launch.shared_loader import Batch
 
 if TYPE_CHECKING:
-    from hetero.train.launched import Member
+    from hetero.train.launch.launched import Member
 
 __all__ = ["value_and_grad"]
 

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, default_colla
 from hetero.floor.errors import BadValueError
 from hetero.train.data import generators_kept
 from hetero.train.keyed_random import sample_seed
+from hetero.train.launch.whole_draws import Rows
 from hetero.train.recurrent_layers import repacked
-from hetero.train.whole_draws import Rows
 
 __all__ = [
     "BatchOwner", "SharedLoader", "map_tensors", "moved_to", "part_of", "rebuilt", "rows_of", "samples_in",

@@ -19,14 +19,14 @@ from torch.utils.data import DataLoader
 
 from hetero.floor import clock
 from hetero.floor.errors import BadValueError
-from hetero.train import process_states as states
-from hetero.train.fleet import is_made_by
-from hetero.train.shared_loader import Batch, map_tensors, samples_in
+from hetero.train.launch import process_states as states
+from hetero.train.launch.fleet import is_made_by
+from hetero.train.launch.shared_loader import Batch, map_tensors, samples_in
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Base
 
-    from hetero.train.launched import Member
+    from hetero.train.launch.launched import Member
 else:
     _Base = object
 

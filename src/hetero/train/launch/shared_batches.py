@@ -19,14 +19,14 @@ from hetero.drive.throttle import Throttle
 from hetero.floor import clock
 from hetero.floor.errors import BadValueError
 from hetero.plan.training.shares import given_shares
-from hetero.train import process_states as states
-from hetero.train.host_processes import LaunchOptions
-from hetero.train.leaving import BatchOrder
-from hetero.train.process_group import ProcessGroup
+from hetero.train.launch import process_states as states
+from hetero.train.launch.host_processes import LaunchOptions
+from hetero.train.launch.leaving import BatchOrder
+from hetero.train.launch.process_group import ProcessGroup
+from hetero.train.launch.shared_loader import Batch, SharedLoader, moved_to, part_of, rows_of, samples_in, tensors_in
+from hetero.train.launch.summed_values import SummedValues
+from hetero.train.launch.whole_draws import Rows, WholeDraws
 from hetero.train.share_planner import LearnedShares, StepTimes, counts_of
-from hetero.train.shared_loader import Batch, SharedLoader, moved_to, part_of, rows_of, samples_in, tensors_in
-from hetero.train.summed_values import SummedValues
-from hetero.train.whole_draws import Rows, WholeDraws
 
 __all__ = ["SharedBatches", "StepClock"]
 

@@ -19,17 +19,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hetero.floor.errors import BadValueError
-from hetero.train import fleet
-from hetero.train import process_states as states
-from hetero.train import script_mistakes as mistakes
-from hetero.train.draw_log import MOST_DRAWS
-from hetero.train.host_processes import LaunchOptions
-from hetero.train.loss_terms import MOST_TERMS, Meaning, Term, common_factor, meanings_of, parts_of, terms_of
-from hetero.train.parameter_rows import FirstSteps, ParameterRows, add_up, hooks_held, run_hooks
-from hetero.train.process_group import ProcessGroup
-from hetero.train.shared_batches import SharedBatches, StepClock
-from hetero.train.shared_loader import Batch
-from hetero.train.step_agreement import TIMES, StepAgreement
+from hetero.train.launch import fleet
+from hetero.train.launch import process_states as states
+from hetero.train.launch import script_mistakes as mistakes
+from hetero.train.launch.draw_log import MOST_DRAWS
+from hetero.train.launch.host_processes import LaunchOptions
+from hetero.train.launch.loss_terms import MOST_TERMS, Meaning, Term, common_factor, meanings_of, parts_of, terms_of
+from hetero.train.launch.parameter_rows import FirstSteps, ParameterRows, add_up, hooks_held, run_hooks
+from hetero.train.launch.process_group import ProcessGroup
+from hetero.train.launch.shared_batches import SharedBatches, StepClock
+from hetero.train.launch.shared_loader import Batch
+from hetero.train.launch.step_agreement import TIMES, StepAgreement
 from hetero.train.values import TrainingError
 
 __all__ = ["Reducer"]

@@ -22,7 +22,7 @@ __all__ = ["MOST_DRAWS", "DrawLog", "Drawn", "Place", "place_of_script"]
 MOST_DRAWS = 256
 _MOST_FIXED = 4096
 _BITS = 0xFFFFFF  # that travel with gradients of float32, unchanged
-_LIBRARIES = tuple(str(Path(each).resolve().parent) for each in (torch.__file__, str(Path(__file__).parent)))
+_LIBRARIES = tuple(map(str, (Path(torch.__file__).resolve().parent, Path(__file__).resolve().parents[1])))
 
 Place = tuple[CodeType, int, int]
 """Code that draws, its instruction and its line."""

@@ -30,8 +30,8 @@ from hetero.floor import clock, platform
 from hetero.floor.contexts import transparent
 from hetero.floor.errors import HeteroError
 from hetero.model.device import KINDS
-from hetero.train import script_mistakes as mistakes
-from hetero.train.host_processes import LaunchedProcess
+from hetero.train.launch import script_mistakes as mistakes
+from hetero.train.launch.host_processes import LaunchedProcess
 from hetero.train.reduction_groups import ByHost
 from hetero.train.values import TrainingError
 
@@ -429,7 +429,7 @@ class ProcessGroup:
             self._line.send("note", words)
 
     def tell_phases(self, steps: Sequence[tuple[object, ...]]) -> None:
-        """Notify the launching program of what the phases of steps took; see `hetero.train.step_phases`."""
+        """Notify the launching program of what the phases of steps took; see `hetero.train.launch.step_phases`."""
         if self.checks:
             return
         with suppress(LineClosedError):

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hetero.floor.errors import BadValueError
-from hetero.train.draw_log import Drawn
-from hetero.train.parameter_rows import ParameterRows
-from hetero.train.shared_loader import Batch, map_tensors
+from hetero.train.launch.draw_log import Drawn
+from hetero.train.launch.parameter_rows import ParameterRows
+from hetero.train.launch.shared_loader import Batch, map_tensors
 
 __all__ = ["checksum", "drawn", "draws_refused", "of_process", "taken_for_rows", "trouble"]
 

@@ -25,7 +25,7 @@ from hetero.floor.errors import BadValueError, ExitCode, NothingFitsError
 from hetero.floor.text import single_line
 from hetero.model.device import HOST_NODE, Device
 from hetero.plan.training.shares import given_shares
-from hetero.train.host_processes import (
+from hetero.train.launch.host_processes import (
     END_S,
     LAUNCHED,
     PRINTS,
@@ -36,8 +36,8 @@ from hetero.train.host_processes import (
     ProcessEnded,
     ProcessStopped,
 )
-from hetero.train.launch_hosts import SILENT_S, OtherHost, ScriptPackage, package_of, started_on
-from hetero.train.launch_trace import LaunchTrace
+from hetero.train.launch.hosts import SILENT_S, OtherHost, ScriptPackage, package_of, started_on
+from hetero.train.launch.trace import LaunchTrace
 
 if TYPE_CHECKING:
     from hetero.engines.ray.cluster import Cluster

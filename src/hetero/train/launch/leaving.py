@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from hetero.train.whole_draws import Rows
+from hetero.train.launch.whole_draws import Rows
 
 __all__ = ["BatchOrder"]
 

@@ -19,8 +19,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _device
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hetero.train.draw_log import DrawLog, place_of_script
 from hetero.train.keyed_random import RandomRefusedError
+from hetero.train.launch.draw_log import DrawLog, place_of_script
 from hetero.train.recurrent_layers import KERNELS, RecurrentCall, lengths_of, packed_rows
 
 __all__ = ["Rows", "WholeDraws"]
@@ -146,7 +146,7 @@ class WholeDraws:
     Examples
     --------
     >>> import torch
-    >>> from hetero.train.whole_draws import Rows, WholeDraws
+    >>> from hetero.train.launch.whole_draws import Rows, WholeDraws
     >>> draws, parts = WholeDraws(), []
     >>> with draws:
     ...     for draws.rows in (Rows(0, 2, 5), Rows(2, 3, 5)):

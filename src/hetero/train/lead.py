@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from hetero.comm.errors import LineClosedError
 from hetero.comm.lines import Line, LineServer
@@ -68,7 +68,7 @@ class MemberState:
 
     Attributes
     ----------
-    phase : 'here', 'ready', 'in' or 'left'
+    phase : how far it is in joining, or that it is gone
     step : steps that it has done
     model, link_s : what it knows of its own speed and of an exchange; see `Formation`
     patience_s : how long it would wait for the others, s
@@ -79,7 +79,7 @@ class MemberState:
 
     device: str
     line: Line
-    phase: str = "here"
+    phase: Literal["here", "ready", "in", "left"] = "here"
     step: int = -1
     model: StepModel | None = None
     link_s: float = -1.0

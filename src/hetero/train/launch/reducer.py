@@ -29,7 +29,7 @@ from hetero.train.launch.parameter_rows import FirstSteps, ParameterRows, add_up
 from hetero.train.launch.process_group import ProcessGroup
 from hetero.train.launch.shared_batches import SharedBatches, StepClock
 from hetero.train.launch.shared_loader import Batch
-from hetero.train.launch.step_agreement import TIMES, StepAgreement
+from hetero.train.launch.step_agreement import StepAgreement, StepTable
 from hetero.train.values import TrainingError
 
 __all__ = ["Reducer"]
@@ -546,26 +546,25 @@ class Reducer:
         close = _ALIKE_ROUGH if self.first_steps.rough else _ALIKE.get(loss.dtype, _ALIKE_ROUGH)
         first = 3 + MOST_TERMS
         numbers = np.array([value, self._count or 0.0, unknown, *self._parts_told(), *table.reshape(-1)])
-        ratio = 1.0
+        ratio, told = 1.0, StepTable(*table.tolist())
 
         def hear(summed: NDArray[np.float64]) -> float:
-            nonlocal numbers, ratio
+            nonlocal numbers, ratio, told
             numbers = summed
-            self.agreement.check(summed[first:].reshape(table.shape), close)
+            told = self.agreement.check(summed[first:].reshape(table.shape), close)
             if self._count is not None and summed[1]:
                 ratio = self._batches.in_use.whole / float(summed[1])
             return ratio
 
         add_up(touched, self._processes.members_group, numbers, hear, whole_rows=self._processes.has_check)
-        each_s, steps_s, owns_s = numbers[first:].reshape(table.shape)[:TIMES].tolist()
         if self._count is not None:
             self._totals = [float(numbers[1])]
         is_of_none = self._count is not None and not numbers[1]
         self.loss = None if numbers[2] or is_of_none else float(numbers[0]) * ratio
         self._whole_parts = [] if is_of_none else (numbers[3:first] * ratio).tolist()
         main = self._processes.members[0]
-        self._batches.learn(each_s, steps_s[main], owns_s[main])
-        self._clock.exchanged(each_s, self.loss)
+        self._batches.learn(told.busy_s, told.step_s[main], told.own_s[main])
+        self._clock.exchanged(told.busy_s, self.loss)
 
     def _touched(self) -> list[ParameterRows]:
         return [each for each in self._managed if each.has_gradients]

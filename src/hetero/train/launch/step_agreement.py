@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 from zlib import crc32
 
 import numpy as np
@@ -26,11 +26,44 @@ from hetero.train.launch.parameter_rows import ParameterRows
 from hetero.train.launch.process_group import ProcessGroup
 from hetero.train.launch.shared_batches import SharedBatches
 
-__all__ = ["TIMES", "StepAgreement"]
+__all__ = ["StepAgreement", "StepTable"]
 
-TIMES = 3
-"""Rows of the table that hold seconds."""
 _BITS = 0xFFFFFF  # that travel with gradients of float32, unchanged
+
+
+class StepTable(NamedTuple):
+    """Numbers that the processes tell of themselves with the gradients of a pass, one of each process in each row.
+
+    Attributes
+    ----------
+    busy_s
+        Seconds that it has computed for its rows.
+    step_s, own_s
+        Seconds of the step before, and of it without what is done because there are others.
+    loss
+        Its loss in a step that was given no batch, or what that is divided by where devices draw other numbers; else 0.
+    batches
+        How many it was handed to train on.
+    signature
+        Of how the loss is made, 0 where it is of no row.
+    over, mixing
+        What of the new in its graph goes over a first dimension, and whether that has its rows.
+    drawn, given, settings, weights
+        See `process_states.of_process`.
+    """
+
+    busy_s: Sequence[float]
+    step_s: Sequence[float]
+    own_s: Sequence[float]
+    loss: Sequence[float]
+    batches: Sequence[float]
+    signature: Sequence[float]
+    over: Sequence[float]
+    mixing: Sequence[float]
+    drawn: Sequence[float]
+    given: Sequence[float]
+    settings: Sequence[float]
+    weights: Sequence[float]
 
 
 class StepAgreement:
@@ -73,14 +106,14 @@ class StepAgreement:
             self._strange += found if is_seen else Strange(other=found.mixing + found.other)
 
     def table(
-        self, times: Sequence[float], loss: float, count: float, managed: Sequence[ParameterRows]
+        self, times_s: tuple[float, float, float], loss: float, count: float, managed: Sequence[ParameterRows]
     ) -> NDArray[np.float64]:
-        """Return what each process tells of itself, a column for each of them, with the own one filled in.
+        """Return a `StepTable` with a column for each process, the own one filled in.
 
         Parameters
         ----------
-        times
-            Seconds of this process, to be read by all: `TIMES` of them.
+        times_s
+            Its `busy_s`, `step_s` and `own_s`.
         loss, count
             Of the own rows, and what its mean divides by.
         managed
@@ -88,47 +121,39 @@ class StepAgreement:
         """
         last = None if self._stepped is None else self._stepped()
         optimizers = [] if last is None else [last]
-        own = states.of_process(self._batches.given, optimizers, managed, self._batches.passes)
-        if self._processes.is_mixed:  # each kind of device has a generator of its own
-            own = (0.0, *own[1:])
-        seen = (self._signature, _code(self._strange.over), float(bool(self._strange.mixing)))
-        is_alike = self._batches.is_given_none
-        alike = count if self._processes.is_mixed else loss
-        known = alike if is_alike else 0.0, float(self._batches.trained_on)
-        table = np.zeros((8 + len(own), self._processes.world))
-        table[:, self._processes.rank] = [*times, *seen, *known, *own]
+        drawn, *others = states.of_process(self._batches.given, optimizers, managed, self._batches.passes)
+        is_mixed = self._processes.is_mixed  # each kind of device has a generator of its own
+        alike = (count if is_mixed else loss) if self._batches.is_given_none else 0.0
+        seen = self._signature, _code(self._strange.over), float(bool(self._strange.mixing))
+        state = 0.0 if is_mixed else drawn, *others
+        table = np.zeros((len(StepTable._fields), self._processes.world))
+        table[:, self._processes.rank] = [*times_s, alike, self._batches.trained_on, *seen, *state]
         return table
 
-    def check(self, told: NDArray[np.float64], close: float) -> None:
-        """End all processes where they do not agree.
+    def check(self, numbers: NDArray[np.float64], close: float) -> StepTable:
+        """Return the table of all processes; ends all of them where they do not agree.
 
         Parameters
         ----------
-        told
+        numbers
             What `table` returns, added up over the processes.
         close
             By how much losses that should be alike may differ, relative to them.
         """
-        rows = [[float(each) for each in row] for row in told[TIMES:]]
-        signatures, over, mixing, losses, batches, *own = rows
-        self._check_batches(batches)
-        self._check_states(own, signatures)
-        self._check_loss(losses, close)
-        self._check_graphs(over, mixing)
+        told = StepTable(*([float(each) for each in row] for row in numbers))
+        self._check_batches(told)
+        self._check_states(told)
+        self._check_loss(told, close)
+        self._check_graphs(told)
+        return told
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Record which optimizer has stepped last: its settings are told."""
         self._stepped = weakref.ref(optimizer)
 
-    def _check_batches(self, numbers: Sequence[float]) -> None:
-        """End all processes where one is at another batch than the others.
-
-        Parameters
-        ----------
-        numbers
-            How many batches each process was handed to train on.
-        """
-        at = {self._processes.devices[rank]: int(numbers[rank]) for rank in self._processes.members}
+    def _check_batches(self, told: StepTable) -> None:
+        """End all processes where one is at another batch than the others."""
+        at = {self._processes.devices[rank]: int(told.batches[rank]) for rank in self._processes.members}
         if len(set(at.values())) == 1:
             return
         error = mistakes.batches_differ(at)
@@ -136,33 +161,27 @@ class StepAgreement:
             self._processes.end_with(error)
         self._processes.note(f"{error.problem}, and --no-strict goes on")
 
-    def _check_states(self, told: Sequence[Sequence[float]], signatures: Sequence[float]) -> None:
+    def _check_states(self, told: StepTable) -> None:
         """End all processes where they have come apart, by what each has told."""
-        error = states.trouble(*([row[rank] for rank in self._processes.members] for row in told))
-        if error is None and len({signatures[rank] for rank in self._processes.members} - {0.0}) > 1:
+        rows = (told.drawn, told.given, told.settings, told.weights)
+        error = states.trouble(*([row[rank] for rank in self._processes.members] for row in rows))
+        if error is None and len({told.signature[rank] for rank in self._processes.members} - {0.0}) > 1:
             error = BadValueError(
                 "the loss of a batch is made in one way by one process and otherwise by another, as where it depends "
                 "on whether one of the own rows is valid",
                 remedy="give fleet.backward(loss, weight=n), n being what its mean divides by, 0 for no row",
             )
         if error is not None and self._options.strict:
-            if len({told[0][rank] for rank in self._processes.members}) > 1:
+            if len({told.drawn[rank] for rank in self._processes.members}) > 1:
                 codes = self._processes.told_by_members("draws", np.array(self._batches.draws.log.codes).tobytes())
                 self.refuse_draws([np.frombuffer(each).tolist() for each in codes])
             self._processes.end_with(error)
         if error is not None:
             self._processes.note(f"{error.problem}, and --no-strict goes on")
 
-    def _check_loss(self, told: Sequence[float], close: float) -> None:
-        """End all processes where a step that was given no batch is not the same in all of them.
-
-        Parameters
-        ----------
-        told
-            The loss of each process in such a step, and between kinds of devices, which draw other numbers, what it
-            is divided by; 0 otherwise.
-        """
-        values = [told[rank] for rank in self._processes.members]
+    def _check_loss(self, told: StepTable, close: float) -> None:
+        """End all processes where a step that was given no batch is not the same in all of them."""
+        values = [told.loss[rank] for rank in self._processes.members]
         apart = max(values) - min(values)
         self.is_alike |= any(values)
         if not apart > close * max(map(abs, values)):
@@ -172,19 +191,15 @@ class StepAgreement:
             self._processes.end_with(error)
         self._processes.note(f"{error.problem}; --no-strict goes on")
 
-    def _check_graphs(self, over: Sequence[float], mixing: Sequence[float]) -> None:
+    def _check_graphs(self, told: StepTable) -> None:
         """End all processes where something new can mix rows.
 
-        Parameters
-        ----------
-        over, mixing
-            Of each process, what of the new goes over a first dimension, as a number, and whether that has its rows.
-            Where it has them in one process and not in another, it has as many by chance.
+        Where it has as many entries as there are rows in one process and not in another, it has them by chance.
         """
         strange, self._strange = self._strange, Strange()
         members = self._processes.members
-        ranks = [rank for rank in members if mixing[rank]]
-        refused = ranks and all(mixing[rank] for rank in members if over[rank] == over[ranks[0]])
+        ranks = [rank for rank in members if told.mixing[rank]]
+        refused = ranks and all(told.mixing[rank] for rank in members if told.over[rank] == told.over[ranks[0]])
         if refused and self._options.strict:
             words = ", ".join(strange.mixing[:3]) or "what another process computes"
             error = BadValueError(

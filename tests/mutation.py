@@ -74,6 +74,7 @@ _CORE_TESTS = (
     "policies",
 )
 _SIM_TESTS = ("decisions", "ahead", "failures", "lookahead", "sim_leases", "nested", "planned")
+_OWN_LOOP = ("leaving", "loss_graph", "loss_terms", "parameter_rows", "process_states", "whole_draws")
 
 SUBJECTS: dict[str, Subject] = {
     "core": Subject(
@@ -90,6 +91,10 @@ SUBJECTS: dict[str, Subject] = {
     "committing": Subject(("batch/committing.py", "batch/sinks.py"), ("pure/test_batch_committing.py",)),
     "checkpoints": Subject(("stores/checkpoints.py", "train/checkpoints.py"), ("pure/test_checkpoints.py",)),
     "gradients": Subject(("train/gradients.py",), ("pure/test_buckets.py", "pure/test_gradients.py")),
+    "own loop": Subject(
+        tuple(f"train/launch/{name}.py" for name in _OWN_LOOP),
+        tuple(f"backend/test_train_{name}.py" for name in _OWN_LOOP),
+    ),
     "local engine": Subject(
         ("engines/shared/in_flight.py", "engines/shared/items.py", "engines/shared/memory_pool.py"),
         ("pure/test_pool.py", "pure/test_output_leases.py", "pure/test_exactly_once.py"),

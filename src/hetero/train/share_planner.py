@@ -19,22 +19,33 @@ from hetero.train.values import TrainOptions
 __all__ = ["LearnedShares", "SharePlanner", "StepTimes", "counts_of"]
 
 _WINDOW = 7
+"""Steps between two looks at whether an accelerator alone is faster, and over which the cost of exchanges is a median."""
 _LOOKS_BEFORE_LEAVING = 3
+"""How often a plan must look better that leaves a device out for good."""
 _LEARN_AT = (2, 4, 8, 16)
 _LEARN_EVERY = 32
+"""Steps after which shares are reconsidered: the first ones, and then every so many."""
 _SEEN = 8
 _FRESH_STEPS = 16
+"""Measured seconds that are kept for a number of samples, and after how many steps without a new one they are dropped."""
 _STEPS_KEPT = 15
+"""Whole steps that a median is taken of."""
 _TRIED = 7
 _TRIED_AT_LEAST = 3
+"""Steps of a trial, and after how many of them it may end because all took longer."""
 _SHOWN_BEFORE_LEAVING = 2
+"""How often a trial must show that the others do not pay before they are left out."""
 _LOOK_LATER = 4
+"""By what the steps so far are multiplied until the next trial, where all steps of one took longer."""
 _WORTH_A_TRIAL = 1.3
+"""A step alone is estimated to take at least this many times as long: then no trial is made."""
 _WORTH_OTHERS_FRAC = 0.02
+"""By how much faster than alone a step with the others must be to keep them."""
 _TALKS = 8
-_LEAST_S = 1e-9
+"""Exchanges of which each must be too long, see `_talks_too_long`."""
 _TALKS_TOO_LONG = 1.2
-
+"""How many times a step of one device an exchange takes that is too long."""
+_LEAST_S = 1e-9
 
 class SharePlanner:
     """The plan of one group and what it rests on.

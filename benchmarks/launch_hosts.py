@@ -20,8 +20,8 @@ from tests.cluster import Cluster, cluster_of_namespaces
 
 LINKS = {"1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
 CELLS = {
-    "0.67 M, batch 512": ("mlp", 512, 512, 200),
-    "transformer 5 M, batch 16": ("transformer", 256, 16, 40),
+    "0.67 M, batch 512": ("mlp", 512, 512, 1000),
+    "transformer 5 M, batch 16": ("transformer", 256, 16, 120),
 }
 
 
@@ -47,7 +47,7 @@ def main() -> None:
                     "one host": partial(measured, hosts, "h0/cpu:0", cell),
                     "both": partial(measured, hosts, "h0/cpu:0,h1/cpu:0", cell),
                 }
-                found = alternate(contestants, 1 if given.quick else 5, warm_up=0)
+                found = alternate(contestants, 1 if given.quick else 3, warm_up=0)
                 for who, samples in found.items():
                     bench.measure(f"{link}, {name}: {who}", samples, "samples/s")
                 gain = ratio(found["both"], found["one host"])

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
-from hetero.train import global_norm  # noqa: E402
+from hetero.train.launch import global_norm  # noqa: E402
 
 SHAPES: tuple[tuple[int, ...], ...] = ((5,), (3, 7), (4, 3, 2), (2, 3, 2, 2))
 _here = threading.local()

@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hetero.train import summed_values  # noqa: E402
+from hetero.train.launch import summed_values  # noqa: E402
 from hetero.train.launch.leaving import BatchOrder  # noqa: E402
 from hetero.train.launch.summed_values import SummedValues  # noqa: E402
 from hetero.train.launch.whole_draws import Rows  # noqa: E402

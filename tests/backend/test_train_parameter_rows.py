@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from hetero.comm import shared_memory  # noqa: E402
 from hetero.comm.group import Group, open_rendezvous  # noqa: E402
-from hetero.train import parameter_rows  # noqa: E402
+from hetero.train.launch import parameter_rows  # noqa: E402
 from hetero.train.launch.parameter_rows import ParameterRows, add_up  # noqa: E402
 
 _SHAPES = ((3, 5), (7,), (), (2, 2, 2), (300,))

@@ -27,7 +27,7 @@ from hetero.errors import BadValueError, EngineError  # noqa: E402
 from hetero.session.fleet import from_spec  # noqa: E402
 from hetero.session.fleet_build import names_with_host  # noqa: E402
 from hetero.session.hosts import named_devices  # noqa: E402
-from hetero.train import host_processes  # noqa: E402
+from hetero.train.launch import host_processes  # noqa: E402
 from hetero.train.launch.host_processes import (  # noqa: E402
     HostCommand,
     HostProcesses,

@@ -65,8 +65,8 @@ def launch(
     need_torch()
     from hetero.session.config import load
     from hetero.session.hosts import devices_of, reached
-    from hetero.train.launch.hosts import check_versions
     from hetero.train.launch import launcher as launching
+    from hetero.train.launch.hosts import check_versions
 
     launching.check_script(script, is_module=module)
     if prints not in launching.PRINTS:

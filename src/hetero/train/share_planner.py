@@ -19,7 +19,7 @@ from hetero.train.values import TrainOptions
 __all__ = ["LearnedShares", "SharePlanner", "StepTimes", "counts_of"]
 
 _WINDOW = 7
-"""Steps between two looks at whether an accelerator alone is faster, and over which the cost of exchanges is a median."""
+"""Steps between two looks at whether an accelerator alone is faster, and of which the cost of exchanges is a median."""
 _LOOKS_BEFORE_LEAVING = 3
 """How often a plan must look better that leaves a device out for good."""
 _LEARN_AT = (2, 4, 8, 16)
@@ -27,7 +27,7 @@ _LEARN_EVERY = 32
 """Steps after which shares are reconsidered: the first ones, and then every so many."""
 _SEEN = 8
 _FRESH_STEPS = 16
-"""Measured seconds that are kept for a number of samples, and after how many steps without a new one they are dropped."""
+"""Times kept for each number of samples, and after how many steps without a new one they are dropped."""
 _STEPS_KEPT = 15
 """Whole steps that a median is taken of."""
 _TRIED = 7
@@ -46,6 +46,7 @@ _TALKS = 8
 _TALKS_TOO_LONG = 1.2
 """How many times a step of one device an exchange takes that is too long."""
 _LEAST_S = 1e-9
+
 
 class SharePlanner:
     """The plan of one group and what it rests on.

@@ -79,7 +79,7 @@ SWITCHES: tuple[Switch, ...] = (
         "settings laid over the configuration, as in 'policy=eft devices.0.cores=2'; quoted as for a shell",
     ),
     Switch("HETERO_PROGRESS", "", "1 shows the progress of every run, 0 of none; default: of runs under 'hetero run'"),
-    Switch("HETERO_LAUNCHED", "", "what 'hetero launch' tells the processes that it starts; not for people"),
+    Switch("HETERO_LAUNCHED", "", "set by 'hetero launch' for the processes that it starts; do not set it by hand"),
     Switch("HETERO_SEED", "0", "seed of every random choice"),
     Switch("HETERO_HOME", "~/.hetero", "folder of measured times, probes and checkpoints"),
     Switch(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tests.needs import PROJECT
 
-_BLOCK = re.compile(r"(?:<!-- (?P<mark>[\w .-]+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
+BLOCK = re.compile(r"(?:<!-- (?P<mark>[\w .-]+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<text>[^)\s]+)\)|!\[[^\]]*\]\((?P<image>[^)\s]+)\)")
 
 
@@ -28,17 +28,17 @@ def documents() -> list[Path]:
 
 def blocks(path: Path) -> list[Block]:
     """Return the fenced blocks of a file in their order."""
-    found = _BLOCK.finditer(path.read_text(encoding="utf-8"))
+    found = BLOCK.finditer(path.read_text(encoding="utf-8"))
     return [Block(match["language"], match["text"], match["mark"] or "") for match in found]
 
 
 def links(path: Path) -> list[str]:
     """Return the targets of all links and images outside of fenced blocks."""
-    text = _BLOCK.sub("", path.read_text(encoding="utf-8"))
+    text = BLOCK.sub("", path.read_text(encoding="utf-8"))
     return [match["text"] or match["image"] for match in _LINK.finditer(text)]
 
 
 def anchors(path: Path) -> set[str]:
     """Return the anchors that the headings of a file make."""
-    headings = re.findall(r"^#+ (.+)$", _BLOCK.sub("", path.read_text(encoding="utf-8")), re.M)
+    headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", path.read_text(encoding="utf-8")), re.M)
     return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}

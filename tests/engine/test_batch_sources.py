@@ -337,7 +337,7 @@ def test_batches_of_files_are_of_equal_length_where_that_is_asked(threads: heter
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[dict[str, str]]:
     pytest.importorskip("moto.server")
-    from hetero.batch.storage import storage_of
+    from hetero.stores.urls import storage_of
 
     obstore = pytest.importorskip("obstore.store")
     with s3_server("pile") as options:

@@ -51,7 +51,7 @@ def test_the_grammar_has_the_groups_that_the_guide_names() -> None:
     assert groups["catalog"] == {"list", "show", "compare"}
     single = {name for name, entry in COMMANDS.items() if isinstance(entry, CommandEntry)}
     assert single == {
-        *("run", "devices", "doctor", "demo", "top"),
+        *("run", "devices", "doctor", "doctor storage", "demo", "top"),
         *("launch", "train", "train check", "tune", "compress", "infer", "batch", "topo", "calibrate"),
         *("anonymise", "anonymise detect"),
     }

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.batch.base import Piece, Source
-from hetero.batch.storage import Storage, find, read_blob, storage_of
+from hetero.batch.storage import find, read_blob
 from hetero.floor.errors import BadValueError, HeteroError
+from hetero.stores.urls import Storage, storage_of
 
 __all__ = ["IMAGES", "File", "FileRef", "Files", "Images"]
 

@@ -11,24 +11,20 @@ import functools
 import glob
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from hetero.floor.errors import BadValueError, HeteroError, MissingPackageError
+from hetero.stores.urls import BY_ENVIRONMENT, WEB, Storage, first_line, is_url, open_url, options_of
 
 if TYPE_CHECKING:
-    import obstore.store
+    import obstore
 
-__all__ = ["Blob", "Storage", "arrow_files", "find", "is_folder", "look", "read_blob", "storage_of", "suffix_of"]
+__all__ = ["Blob", "arrow_files", "find", "is_folder", "look", "read_blob", "suffix_of"]
 
-Storage = tuple[tuple[str, str], ...]
-"""Options of an object store, such as its endpoint, beyond those of the environment."""
-
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _WILD = frozenset("*?[")
-_WEB = ("http", "https")
 
 
 class Blob(NamedTuple):
@@ -46,11 +42,6 @@ class Blob(NamedTuple):
     mark: str
 
 
-def storage_of(given: Mapping[str, object] | None) -> Storage:
-    """Return options of an object store in a form that travels."""
-    return tuple(sorted((str(key), str(value)) for key, value in (given or {}).items()))
-
-
 def suffix_of(path: str | Path) -> str:
     """Return the suffix of a path or a URL, in small letters.
 
@@ -60,7 +51,7 @@ def suffix_of(path: str | Path) -> str:
     ('.parquet', '')
     """
     text = str(path)
-    return "" if text.endswith("/") else PurePosixPath(urlsplit(text).path if _URL.match(text) else text).suffix.lower()
+    return "" if text.endswith("/") else PurePosixPath(urlsplit(text).path if is_url(text) else text).suffix.lower()
 
 
 def is_folder(path: str | Path) -> bool:
@@ -68,12 +59,12 @@ def is_folder(path: str | Path) -> bool:
     text = str(path)
     if not _WILD.isdisjoint(text) or text.endswith("/"):
         return True
-    return not suffix_of(text) if _URL.match(text) else Path(text).is_dir()
+    return not suffix_of(text) if is_url(text) else Path(text).is_dir()
 
 
 def find(
     given: str | Path | Sequence[str | Path],
-    storage: Storage = (),
+    storage: Storage = BY_ENVIRONMENT,
     patterns: Iterable[str] = ("*",),
     without: Iterable[str] = (),
 ) -> tuple[Blob, ...]:
@@ -94,7 +85,7 @@ def find(
     found: dict[str, Blob] = {}
     for one in several:
         text = str(one)
-        here = _in_store(text, storage) if _URL.match(text) else _on_disk(text)
+        here = _in_store(text, storage) if is_url(text) else _on_disk(text)
         chosen = [blob for blob in here if blob.path == text or _is_wanted(blob.path, text, wanted, unwanted)]
         if not chosen:
             kinds = "" if wanted == ("*",) else f" of {', '.join(wanted)}"
@@ -113,7 +104,7 @@ def _is_wanted(path: str, root: str, patterns: Sequence[str], without: Sequence[
     return fits and not hidden and name not in without
 
 
-def look(path: str, storage: Storage = ()) -> Blob:
+def look(path: str, storage: Storage = BY_ENVIRONMENT) -> Blob:
     """Return a file as it is now.
 
     Raises
@@ -121,16 +112,16 @@ def look(path: str, storage: Storage = ()) -> Blob:
     HeteroError
         It is gone.
     """
-    if _URL.match(path):
-        store, key = _opened(path, storage)
-        with _Worded(path):
+    if is_url(path):
+        store, key = open_url(path, storage)
+        with _Worded(path, storage):
             return _blob(path, store.head(key))
-    with _Worded(path):
+    with _Worded(path, storage):
         status = os.stat(path)
     return Blob(path, status.st_size, str(status.st_mtime_ns))
 
 
-def read_blob(path: str, storage: Storage = ()) -> bytes:
+def read_blob(path: str, storage: Storage = BY_ENVIRONMENT) -> bytes:
     """Return the content of a file.
 
     Raises
@@ -138,21 +129,21 @@ def read_blob(path: str, storage: Storage = ()) -> bytes:
     HeteroError
         It cannot be read.
     """
-    with _Worded(path):
-        if not _URL.match(path):
+    with _Worded(path, storage):
+        if not is_url(path):
             return Path(path).read_bytes()
-        store, key = _opened(path, storage)
+        store, key = open_url(path, storage)
         return bytes(store.get(key).bytes())
 
 
-def arrow_files(path: str, storage: Storage = ()) -> tuple[object, str]:
+def arrow_files(path: str, storage: Storage = BY_ENVIRONMENT) -> tuple[object, str]:
     """Return the file system that Arrow reads a file through, and the file's name in it."""
     from pyarrow import fs
 
-    if not _URL.match(path):
+    if not is_url(path):
         return fs.LocalFileSystem(), os.path.abspath(path)
     parts = urlsplit(path)
-    if parts.scheme in _WEB:
+    if parts.scheme in WEB:
         return _handled(parts.scheme, storage), path
     return _handled(parts.scheme, storage), unquote(f"{parts.netloc}{parts.path}")
 
@@ -167,7 +158,7 @@ def _handled(scheme: str, storage: Storage) -> object:
         raise MissingPackageError(
             f"tables at {scheme}:// need the packages obstore and fsspec", remedy="pip install 'hetero-core[batch]'"
         ) from error
-    return fs.PyFileSystem(fs.FSSpecHandler(FsspecStore(scheme, **_options(scheme, storage))))
+    return fs.PyFileSystem(fs.FSSpecHandler(FsspecStore(scheme, **options_of(scheme, storage))))
 
 
 def _on_disk(text: str) -> list[Blob]:
@@ -185,14 +176,14 @@ def _on_disk(text: str) -> list[Blob]:
 def _in_store(url: str, storage: Storage) -> list[Blob]:
     """List an object store: one object, those below a prefix, or those that a pattern names."""
     root = f"{urlsplit(url).scheme}://{urlsplit(url).netloc}/"
-    store, key = _opened(url, storage)
-    with _Worded(url):
+    store, key = open_url(url, storage)
+    with _Worded(url, storage):
         if _WILD.isdisjoint(key):
             if key and not url.endswith("/"):
                 try:
                     return [_blob(url, store.head(key))]
                 except FileNotFoundError:
-                    if urlsplit(url).scheme in _WEB:
+                    if urlsplit(url).scheme in WEB:
                         raise
             objects = [each for chunk in store.list(key or None) for each in chunk]
         else:
@@ -212,41 +203,11 @@ def _blob(path: str, found: obstore.ObjectMeta) -> Blob:
     return Blob(path, int(found["size"]), str(found.get("e_tag") or found["last_modified"]))
 
 
-def _opened(url: str, storage: Storage) -> tuple[obstore.store.ObjectStore, str]:
-    parts = urlsplit(url)
-    return _store(parts.scheme, parts.netloc, storage), unquote(parts.path).lstrip("/")
-
-
-@functools.cache
-def _store(scheme: str, place: str, storage: Storage) -> object:
-    try:
-        from obstore.store import from_url
-    except ImportError as error:
-        raise MissingPackageError(
-            f"{scheme}://{place} needs the package obstore", remedy="pip install 'hetero-core[batch]'"
-        ) from error
-    try:
-        return from_url(f"{scheme}://{place}", **_options(scheme, storage))
-    except Exception as error:
-        raise BadValueError(
-            f"{scheme}://{place} cannot be opened: {first_line(error)}",
-            remedy="give s3://, gs://, az://, http:// or https://, and the store's options",
-        ) from error
-
-
-def _options(scheme: str, storage: Storage) -> dict[str, object]:
-    """Return what obstore wants; plain HTTP is allowed where the user wrote it."""
-    if scheme in _WEB:
-        return {"client_options": {"allow_http": True}}
-    plain = any(value.startswith("http://") for _, value in storage)
-    return {"config": dict(storage)} | ({"client_options": {"allow_http": True}} if plain else {})
-
-
 class _Worded:
     """Words what a file system or a store refuses."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, storage: Storage) -> None:
+        self._path, self._storage = path, storage
 
     def __enter__(self) -> None:
         return
@@ -256,10 +217,5 @@ class _Worded:
             return
         if isinstance(error, FileNotFoundError):
             raise BadValueError(f"there is no file {self._path}", remedy="give the path of one") from error
-        raise HeteroError(f"{self._path} cannot be read: {first_line(error)}", remedy="see who may read it") from error
-
-
-def first_line(error: BaseException) -> str:
-    """Return what a file system, a store or a reader says, on one line."""
-    strerror = getattr(error, "strerror", None)
-    return str(strerror or (str(error).splitlines() or [type(error).__name__])[0])
+        problem = f"{self._path} cannot be read: {first_line(error, self._storage)}"
+        raise HeteroError(problem, remedy="see who may read it") from error

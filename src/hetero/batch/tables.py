@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hetero.batch.base import Piece, Source
-from hetero.batch.storage import Blob, arrow_files, find, first_line, look, storage_of, suffix_of
+from hetero.batch.storage import Blob, arrow_files, find, look, suffix_of
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 from hetero.floor.extras import missing
+from hetero.stores.urls import first_line, storage_of
 
 if TYPE_CHECKING:
     import pyarrow.dataset
 
-    from hetero.batch.storage import Storage
+    from hetero.stores.urls import Storage
 
 __all__ = ["FORMATS", "Tables"]
 

@@ -1,7 +1,7 @@
-"""`hetero doctor`: what is missing on this host, and how to get it.
+"""`hetero doctor`: what is missing on this host, and how to get it; `hetero doctor storage`: what a store keeps.
 
-In: nothing. Out: findings on the interpreter, packages, drivers and limits of this host, each with what to do about it,
-as a table or one JSON document. It imports no framework and opens no device.
+In: nothing, or the address of a store. Out: findings on the interpreter, packages, drivers and limits of this host,
+each with what to do about it, as a table or one JSON document. It imports no framework and opens no device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hetero.floor.listening import is_public
 from hetero.floor.text import single_line
 from hetero.floor.units import format_bytes
 
-__all__ = ["PUBLIC", "Finding", "doctor", "findings"]
+__all__ = ["PUBLIC", "Finding", "doctor", "findings", "storage"]
 
 _MARKS = {"ok": ("✓", "green"), "poor": ("!", "yellow"), "missing": ("–", "dim")}
 
@@ -41,7 +41,28 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print one JSON doc
         _print(found)
 
 
+def storage(
+    place: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/folder, gs://, az://, or a folder.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Try what a store keeps: conditional writes, signatures, listings, uploads that die, renames."""
+    from hetero.stores.guarantees import probe_storage
+
+    rows = probe_storage(place)
+    if json:
+        print_json({"storage": place, "guarantees": [row._asdict() for row in rows]})
+        return
+    states = {True: "ok", False: "poor", None: "missing"}
+    found = tuple(Finding(place, row.name, states[row.holds], row.seen, row.instead) for row in rows)
+    _print_tables(found, max(len(row.name) for row in rows))
+
+
 def _print(found: tuple[Finding, ...]) -> None:
+    _print_tables(found)
+    console().print(_summary(found), style="bold")
+
+
+def _print_tables(found: tuple[Finding, ...], name_width: int = 16) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -51,7 +72,7 @@ def _print(found: tuple[Finding, ...]) -> None:
             title=group, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False
         )
         table.add_column(width=1)
-        table.add_column(width=16)
+        table.add_column(width=name_width)
         table.add_column(overflow="fold")
         for finding in found:
             if finding.group == group:
@@ -60,7 +81,6 @@ def _print(found: tuple[Finding, ...]) -> None:
                 table.add_row(Text(*_MARKS[finding.state]), single_line(finding.name), told)
         out.print(table)
         out.print()
-    out.print(_summary(found), style="bold")
 
 
 def _summary(found: tuple[Finding, ...]) -> str:

@@ -187,6 +187,11 @@ COMMANDS: Mapping[str, CommandEntry | GroupEntry] = {
     "run": CommandEntry("hetero.cli.run:run", "Run a script on the devices of this host.", _RUN, _SCRIPT),
     "devices": CommandEntry("hetero.cli.devices:devices", "List this host's devices, and why one is not used.", _RUN),
     "doctor": CommandEntry("hetero.cli.doctor:doctor", "Show what is missing on this host, and how to get it.", _RUN),
+    "doctor storage": CommandEntry(
+        "hetero.cli.doctor:storage",
+        "Try what a store keeps: conditional writes, signatures, listings, uploads that die, renames.",
+        _RUN,
+    ),
     "demo": CommandEntry("hetero.cli.demo:demo", "Run real computations on this host's devices and check them.", _RUN),
     "top": CommandEntry("hetero.cli.top:top", "Show devices, tasks, memory and links of a run that is going on.", _RUN),
     "launch": CommandEntry(

@@ -20,7 +20,7 @@ from hetero.floor.errors import BadValueError, HeteroError
 from hetero.floor.files import local_path, sync_folder
 from hetero.stores.base import Store
 
-__all__ = ["Disk", "FileStore", "ForeignFileError"]
+__all__ = ["Disk", "FileStore", "ForeignFileError", "check_key"]
 
 _KEY = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
 _MAX_PART = 200
@@ -215,11 +215,11 @@ class FileStore(Store):
 
     def _path(self, key: str) -> Path:
         above, _, last = key.rpartition("/")
-        _check_key(key)
+        check_key(key)
         return (self._folder(above) if above else self.root) / f"{last}{_SUFFIX}"
 
     def _folder(self, key: str) -> Path:
-        _check_key(key)
+        check_key(key)
         return self.root.joinpath(*key.split("/"))
 
     def _spare(self, data: bytes) -> Path:
@@ -283,7 +283,14 @@ class FileStore(Store):
                     self._disk.remove(left)
 
 
-def _check_key(key: str) -> None:
+def check_key(key: str) -> None:
+    """Refuse what is no key of a store.
+
+    Raises
+    ------
+    BadValueError
+        It is not made of letters, digits, '.', '_', '-' and '/'.
+    """
     parts = key.split("/")
     if not _KEY.fullmatch(key) or any(part in (".", "..") or len(part) > _MAX_PART for part in parts):
         raise BadValueError(

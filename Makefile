@@ -6,7 +6,7 @@ BIN := .venv/bin
 READY := .venv/ready
 OTHER := .venv/other-numpy/ready
 OTHER_NUMPY := numpy==1.26.4 cloudpickle psutil threadpoolctl array-api-compat
-EXTRAS := dev,torch,train,jax,opencl,vulkan,joblib,adapters,tune,compress,batch,onnx,mpi,metrics,prices,bench
+EXTRAS := dev,torch,train,jax,opencl,vulkan,joblib,adapters,tune,compress,batch,encrypt,onnx,mpi,metrics,prices,bench
 FAST := $(wildcard tests/pure tests/sim tests/golden tests/docs tests/backend)
 BENCHMARKS := $(filter-out benchmarks/common.py benchmarks/rivals.py benchmarks/summary.py benchmarks/work.py, $(wildcard benchmarks/*.py))
 

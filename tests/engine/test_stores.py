@@ -9,6 +9,7 @@ import pytest
 
 from hetero.floor.errors import HeteroError
 from hetero.stores.base import Store
+from hetero.stores.encryption import EncryptedStore, read_key
 from hetero.stores.files import Disk, FileStore
 from hetero.testing.store import check_power_cuts, check_store
 
@@ -17,6 +18,19 @@ from hetero.testing.store import check_power_cuts, check_store
 @pytest.mark.parametrize("operations", [10_000, pytest.param(100_000, marks=pytest.mark.servers)])
 def test_a_file_store_keeps_every_promise_of_a_store(operations: int, tmp_path: Path) -> None:
     check_store(partial(FileStore, tmp_path / "store"), tmp_path / "store", operations=operations)
+
+
+@pytest.mark.slow
+def test_an_encrypted_store_keeps_every_promise_of_a_store(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(bytes(range(32)))
+    key.chmod(0o600)
+    folder = tmp_path / "store"
+
+    def make() -> Store:
+        return EncryptedStore(FileStore(folder), read_key(key))
+
+    check_store(make, folder, kills=3, operations=1_000)
 
 
 def test_no_power_cut_at_any_write_boundary_loses_what_was_put() -> None:

@@ -48,6 +48,7 @@ def test_the_grammar_has_the_groups_that_the_guide_names() -> None:
     assert groups["graph"] == {"plan", "simulate", "whatif", "show", "convert", "check", "schema"}
     assert groups["plan"] == {"fit", "speed", "choose", "llm", "training", "tasks", "accuracy"}
     assert groups["cluster"] == {"start", "stop", "certificates", "submit", "jobs", "logs", "cancel", "serve"}
+    assert groups["data"] == {"encrypt", "decrypt", "rekey", "verify"}
     assert groups["catalog"] == {"list", "show", "compare"}
     single = {name for name, entry in COMMANDS.items() if isinstance(entry, CommandEntry)}
     assert single == {

@@ -151,6 +151,29 @@ _CLUSTER = GroupEntry(
     _MORE,
 )
 
+_DATA = GroupEntry(
+    "Encrypt files at rest, with keys that can be changed without writing the data anew.",
+    {
+        "encrypt": CommandEntry(
+            "hetero.cli.data:encrypt",
+            "Encrypt a file: AES-256-GCM in chunks, with a key of its own that yours wraps.",
+        ),
+        "decrypt": CommandEntry(
+            "hetero.cli.data:decrypt",
+            "Decrypt a file; one that is damaged anywhere is refused, and nothing is written.",
+        ),
+        "rekey": CommandEntry(
+            "hetero.cli.data:rekey",
+            "Change the key of encrypted files: their headers are written anew, and none of their data.",
+        ),
+        "verify": CommandEntry(
+            "hetero.cli.data:verify",
+            "Check every byte of encrypted files by their key; exits 1 when one is damaged.",
+        ),
+    },
+    _MODELS,
+)
+
 REPORT = GroupEntry(
     "See where the time of a run went, and how far from the best it was.",
     {
@@ -242,6 +265,7 @@ COMMANDS: Mapping[str, CommandEntry | GroupEntry] = {
         "Print a recipe to begin with, from the names of a table's columns and its first rows.",
         _MODELS,
     ),
+    "data": _DATA,
     "graph": _GRAPH,
     "plan": _PLANS,
     "catalog": _CATALOG,

@@ -15,6 +15,7 @@ from hetero.floor.errors import MissingPackageError
 __all__ = ["EXTRAS", "is_there", "missing", "need", "own_version", "version_of"]
 
 EXTRAS: Mapping[str, str] = {
+    "cryptography": "encrypt",
     "cupy": "nvidia",
     "fsspec": "batch",
     "gpuhunt": "prices",

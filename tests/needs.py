@@ -98,6 +98,11 @@ def _foreign_trouble() -> str:
     return "" if foreign_tests("test_concurrent_futures") else "no test_concurrent_futures.py beside this Python"
 
 
+def _ceph_trouble() -> str:
+    commands = ("ceph-mon", "ceph-osd", "radosgw", "ceph")
+    return next((trouble for name in commands if (trouble := _outcome([name, "--version"]))), "")
+
+
 def _joblib_trouble() -> str:
     return _outcome([sys.executable, "-c", "import joblib.test.test_parallel"])
 
@@ -135,6 +140,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
         for name in ("tensorboard", "mlflow", "wandb")
     },
     "chromium": ("Chromium (Debian: chromium)", _browser_trouble),
+    "ceph": ("Ceph (Debian: ceph-mon ceph-osd radosgw)", _ceph_trouble),
     "cgroup": ("memory cgroups (root, and the memory controller below the own group)", cgroups.trouble),
     "cpython-tests": (
         "CPython 3.11's own tests (Debian: libpython3.11-testsuite)",

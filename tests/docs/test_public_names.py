@@ -214,7 +214,7 @@ METHODS = {
     "hetero.cluster.Pressure": "what_if",
     "hetero.collectives.Group": "abort all_gather all_reduce broadcast close reduce_scatter start_all_reduce",
     "hetero.collectives.MpiGroup": "abort all_gather all_reduce broadcast close reduce_scatter start_all_reduce",
-    "hetero.graphs.Graph": "add data from_file run submit",
+    "hetero.graphs.Graph": "add data from_file plan run submit",
     "hetero.plan.Estimate": "as_dict explain",
     "hetero.tasks.Executor": "map shutdown submit",
     "hetero.tasks.TaskContext": "gather map put run submit",

@@ -425,17 +425,6 @@ def test_names_that_a_handle_or_a_node_has_not_are_told_with_those_that_it_has()
     assert not hasattr(node, "strange")
 
 
-def run_inside() -> None:
-    graph = hetero.graphs.Graph()
-    graph.add(abs, -1)
-    graph.run(hetero.current_context())  # type: ignore[arg-type]
-
-
-def test_a_graph_is_not_run_inside_a_task(inline: hetero.Context) -> None:
-    with pytest.raises(BadValueError, match="a graph cannot run inside a task; run it in the program, or submit"):
-        inline.run(run_inside)
-
-
 def test_a_handle_that_no_task_writes_has_the_value_that_it_had_when_the_graph_was_submitted(
     ctx: hetero.Context,
 ) -> None:

@@ -51,7 +51,7 @@ class Lookahead:
         self._replicas = replicas
         self._error = _FIRST_ERROR
         self._ended = 0
-        self.version = self._table = 0
+        self.version = self._table = self._upset = 0
         self._moves = -1
         self._nodes: tuple[str, ...] = ()
         self._links: tuple[Floats, Floats] = (np.zeros((0, 0)), np.zeros((0, 0)))
@@ -137,6 +137,7 @@ class Lookahead:
         self._columns["has"][slot] = 0
         self._states[slot] = state
         self.version += 1
+        self._upset += 1
 
     def over(self, state: TaskState, device: int, nbytes: int) -> None:
         """Record that a task ended, well or not; `device` is -1 where it left no result."""
@@ -145,6 +146,7 @@ class Lookahead:
             return
         self.open -= 1
         self.version += 1
+        self._upset += device < 0
         self._columns["phase"][slot] = FINISHED
         self._columns["device"][slot] = max(device, 0)
         self._columns["nbytes"][slot] = nbytes if device >= 0 else 0
@@ -167,10 +169,11 @@ class Lookahead:
     def changed(self) -> None:
         """Record that the fleet changed."""
         self.version += 1
+        self._upset += 1
 
     def _forget(self) -> None:
-        """Free the slots of tasks that are over, except those that open tasks read."""
-        old, states, count = self._columns, self._states, self._count
+        """Free the slots of tasks that are over, except those that open tasks read; kinds keep their numbers."""
+        old, states, count, kinds = self._columns, self._states, self._count, self._kinds
         first, pred = old["pred_first"], old["pred"]
         keep = [old["phase"][slot] != FINISHED for slot in range(count)]
         for slot in range(count):
@@ -178,6 +181,9 @@ class Lookahead:
                 for edge in range(first[slot], first[slot + 1]):
                     keep[pred[edge]] = True
         self._clear()
+        if len(kinds) <= _FORGET:
+            self._kinds = kinds
+            self._columns.update({name: old[name] for name in ("seconds", "kind_bytes")})
         for slot in range(count):
             if keep[slot]:
                 new = self._count
@@ -207,7 +213,7 @@ class Lookahead:
             column["device"][:count], column["nbytes"][:count], column["has"][:count], self._node_of, *self._links,
         )  # fmt: skip
         ids = column["ids"][:count]
-        return Ahead(graph, self._slot, ids, self.open, self.version, self._table, running, self.error)
+        return Ahead(graph, self._slot, ids, self.open, self.version, self._table, running, self.error, self._upset)
 
     @property
     def error(self) -> float:

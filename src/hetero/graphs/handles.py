@@ -1,4 +1,4 @@
-"""Data of a `Graph` by handles: tasks say what they read and write, and their order follows from that.
+"""Tasks and data of a `Graph`, by handles: tasks say what they read and write, and their order follows from that.
 
 In: accesses in the order in which tasks are added. Out: for each task the versions that it reads and makes.
 It must not submit anything.
@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast, get_args
 
+from hetero.drive.call_environment import Writes
 from hetero.engines.shared.items import MISSING
 from hetero.floor.containers import is_container, rebuild
 from hetero.floor.errors import BadValueError, SerialisationError, did_you_mean
-from hetero.session.futures import Future
+from hetero.session.futures import Future, RaisingFuture
 
 if TYPE_CHECKING:
     from hetero.graphs.program import Graph
 
-__all__ = ["Access", "GraphData", "Uses", "Version", "replaced"]
+__all__ = ["Access", "GraphData", "GraphNode", "Uses", "Version", "replaced"]
 
 
 Shape = TypeVar("Shape")
@@ -78,13 +79,13 @@ class GraphData:
         For people.
     """
 
-    __slots__ = ("__weakref__", "_graph", "_latest", "_operator", "_version", "name")
+    __slots__ = ("__weakref__", "_first", "_graph", "_latest", "_operator", "_version", "name")
 
     def __init__(self, graph: Graph, version: Version, name: str, operator: Callable[..., object] | None) -> None:
         self._graph = graph
-        self._version = version
+        self._first = self._version = version
         self._operator = operator
-        self._latest: Future | None = None
+        self._latest: RaisingFuture[object] | None = None
         self.name = name
 
     @property
@@ -161,6 +162,47 @@ class GraphData:
 
     def __repr__(self) -> str:
         return f"<Data {self.name}>"
+
+
+class GraphNode:
+    """One task of a `Graph`; give it to other tasks as an argument.
+
+    Attributes
+    ----------
+    name
+        The function's name, or the id in the file.
+    """
+
+    __slots__ = ("_after", "_call", "_function", "_graph", "_index", "_level", "_makes", "_writes", "name")
+
+    def __init__(
+        self,
+        graph: Graph,
+        index: int,
+        name: str,
+        function: Callable[..., object],
+        uses: Uses,
+        after: tuple[GraphNode, ...],
+    ) -> None:
+        self._graph = graph
+        self._index = index
+        self._function = function
+        self._call = (uses.args, uses.kwargs)
+        self._after = after
+        self._makes = tuple(uses.makes.values())
+        self._level = 0
+        names = tuple([data.name for data in uses.makes])
+        self._writes = Writes(tuple(uses.changes), names, copies=False) if names else None
+        self.name = name
+
+    def __getattr__(self, name: str) -> NoReturn:
+        of_its_future = not name.startswith("_") and hasattr(Future, name)
+        raise AttributeError(
+            f"a node has no {name!r}" + (f"; its future has: graph.submit(ctx)[node].{name}" if of_its_future else "")
+        )
+
+    def __repr__(self) -> str:
+        return f"<Node {self._index} {self.name}>"
 
 
 class Access:

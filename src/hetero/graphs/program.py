@@ -6,72 +6,26 @@ anything.
 
 from __future__ import annotations
 
-import concurrent.futures
-import operator
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
-from hetero.drive.call_environment import Writes
+from hetero.drive.frame import current
 from hetero.engines.shared.items import MISSING
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import shown
 from hetero.graphs.formats import read_graph
-from hetero.graphs.handles import Access, GraphData, Uses, Version, replaced
+from hetero.graphs.graph_plan import GraphPlan
+from hetero.graphs.handles import Access, GraphData, GraphNode, Uses, Version, replaced
 from hetero.model.graph import topological_order
 from hetero.session.context import Context
 from hetero.session.futures import Future
-from hetero.session.gathering import tree
 from hetero.session.task_context import TaskContext
 from hetero.session.tasks import as_task
 
 __all__ = ["Graph", "GraphNode"]
-
-T = TypeVar("T")
-
-
-class GraphNode:
-    """One task of a `Graph`; give it to other tasks as an argument.
-
-    Attributes
-    ----------
-    name
-        The function's name, or the id in the file.
-    """
-
-    __slots__ = ("_after", "_call", "_function", "_graph", "_index", "_level", "_makes", "_writes", "name")
-
-    def __init__(
-        self,
-        graph: Graph,
-        index: int,
-        name: str,
-        function: Callable[..., object],
-        uses: Uses,
-        after: tuple[GraphNode, ...],
-    ) -> None:
-        self._graph = graph
-        self._index = index
-        self._function = function
-        self._call = (uses.args, uses.kwargs)
-        self._after = after
-        self._makes = tuple(uses.makes.values())
-        self._level = 0
-        names = tuple([data.name for data in uses.makes])
-        self._writes = Writes(tuple(uses.changes), names, copies=False) if names else None
-        self.name = name
-
-    def __getattr__(self, name: str) -> NoReturn:
-        of_its_future = not name.startswith("_") and hasattr(Future, name)
-        raise AttributeError(
-            f"a node has no {name!r}" + (f"; its future has: graph.submit(ctx)[node].{name}" if of_its_future else "")
-        )
-
-    def __repr__(self) -> str:
-        return f"<Node {self._index} {self.name}>"
 
 
 class Graph:
@@ -99,6 +53,7 @@ class Graph:
         self._data: weakref.WeakValueDictionary[int, GraphData] = weakref.WeakValueDictionary()
         self._handles = 0
         self._commutes = False
+        self._waited_for: list[Collection[int]] = []
 
     def data(
         self, value: object = MISSING, /, *, name: str = "", operator: Callable[..., object] | None = None
@@ -274,6 +229,30 @@ class Graph:
         """The tasks that no other task reads and that write no handle, in the order in which they were added."""
         return [node for node in self._nodes if node._index not in self._read and not node._makes]
 
+    def plan(self, ctx: Context | TaskContext) -> GraphPlan:
+        """Take down the calls of the graph as it is now, to run them any number of times.
+
+        Parameters
+        ----------
+        ctx
+            A Context; inside a task what `hetero.current_context()` gives.
+
+        Examples
+        --------
+        >>> import hetero
+        >>> graph = hetero.graphs.Graph()
+        >>> number = graph.data(1)
+        >>> _ = graph.add(pow, number.readwrite, 2)
+        >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
+        ...     plan = graph.plan(ctx)
+        ...     for value in (3, 4):
+        ...         _ = plan.run({number: value})
+        ...         print(number.result())
+        9
+        16
+        """
+        return GraphPlan(self, ctx)
+
     def submit(self, ctx: Context) -> dict[GraphNode, Future]:
         """Hand the whole graph in at once and give the future of each task.
 
@@ -291,24 +270,7 @@ class Graph:
         ...     graph.submit(ctx)[one].result()
         1
         """
-        return self._handed_in(ctx, lambda made: made.futures)
-
-    def _handed_in(self, ctx: Context, take: Callable[[_Submission], T]) -> T:
-        """Hand the graph in at once and return what is taken of it; the rest is given back while the graph runs."""
-        _check_context(ctx)
-        held = list(self._data.values())
-        for data in held:
-            data._latest = None
-        with ctx.driver.together():
-            made = _Submission(ctx)
-            for node in self._ordered():
-                made.add(node)
-            latest = [made.latest(data._version) for data in held]
-            taken = take(made)
-            del made
-        for data, value in zip(held, latest, strict=True):
-            data._latest = value
-        return taken
+        return GraphPlan(self, ctx).submit()
 
     def _ordered(self) -> list[GraphNode]:
         """Return the tasks in an order in which each comes after those that it needs.
@@ -317,10 +279,15 @@ class Graph:
         """
         return sorted(self._nodes, key=lambda node: (node._level, node._index)) if self._commutes else self._nodes
 
-    def run(self, ctx: Context) -> list[Any]:
+    def run(self, ctx: Context | TaskContext) -> list[Any]:
         """Run the graph and give the results of the tasks that no other task reads and that write no handle.
 
         What handles hold then is read by `handle.result()`.
+
+        Parameters
+        ----------
+        ctx
+            A Context; inside a task what `hetero.current_context()` gives.
 
         Raises
         ------
@@ -336,122 +303,25 @@ class Graph:
         ...     graph.run(ctx)
         [3]
         """
-        results, unread = self._handed_in(
-            ctx, lambda made: ([made.futures[node] for node in self.last], list(made.unread.values()))
-        )
-        values = ctx.gather(results)
-        concurrent.futures.wait(unread)
-        for future in unread:
-            if future._has_failed():
-                future.result()
-        return values
+        return GraphPlan(self, ctx).run()
+
+    @contextmanager
+    def _waits(self, items: Collection[int]) -> Iterator[None]:
+        """Note the tasks for which somebody waits inside; none of them must wait for the graph again."""
+        self._refuse_circle()
+        self._waited_for.append(items)
+        try:
+            yield
+        finally:
+            self._waited_for.remove(items)
+
+    def _refuse_circle(self) -> None:
+        frame = current()
+        if frame is not None and any(frame.task in items for items in self._waited_for):
+            raise BadValueError(
+                f"{self!r} would wait for itself: task {frame.task}, which runs it, is one that it waits for",
+                remedy="make a graph of its own inside the task",
+            )
 
     def __repr__(self) -> str:
         return f"<hetero.graphs.Graph of {len(self._nodes)} tasks>"
-
-
-def _check_context(ctx: object) -> None:
-    if isinstance(ctx, TaskContext):
-        raise BadValueError(
-            "a graph cannot run inside a task", remedy="run it in the program, or submit its tasks: ctx.submit(f, …)"
-        )
-    if not isinstance(ctx, Context):
-        raise BadValueError(f"a graph cannot run on {shown(ctx)}", remedy="give a Context: graph.run(ctx)")
-
-
-class _NodeFutures(dict[GraphNode, Future]):
-    """The futures of a graph's tasks."""
-
-    def __missing__(self, node: object) -> Future:
-        raise BadValueError(
-            f"{shown(node)} was not in the graph when it was submitted", remedy="submit it again: graph.submit(ctx)"
-        )
-
-
-class _Submission:
-    """One run of a graph while it is handed in.
-
-    Attributes
-    ----------
-    futures
-        Of its tasks.
-    unread
-        Those that no task reads, by item.
-    """
-
-    def __init__(self, ctx: Context) -> None:
-        self.futures = _NodeFutures()
-        self.unread: dict[int, Future] = {}
-        self._ctx = ctx
-        self._values: dict[Version, Future] = {}
-        self._partial: dict[Version, dict[int, Future]] = {}
-        self._copies = not ctx.driver.engine.copies_arguments
-
-    def add(self, node: GraphNode) -> None:
-        """Submit a task whose tasks before it are submitted."""
-        given: Counter[int] = Counter()
-        args, kwargs = replaced(node._call, (GraphNode, Version), partial(self._counted, given))
-        behind = tuple([self.futures[each] for each in node._after])
-        writes = node._writes
-        if writes is not None:
-            changed = [args[at] if isinstance(at, int) else kwargs[at] for at in writes.changes]
-            copies = self._copies or any(isinstance(each, Future) and given[each.item] > 1 for each in changed)
-            writes = writes._replace(copies=True) if copies else writes
-        future = self._noted(self._ctx._submit_call(as_task(node._function), args, kwargs, behind, writes))
-        self.futures[node] = future
-        for place, version in enumerate(node._makes):
-            value = future if len(node._makes) == 1 else self._part(future, place)
-            if version.mode == "reduce":
-                self._partial.setdefault(version, {})[node._index] = value
-            else:
-                self._values[version] = value
-
-    def latest(self, version: Version) -> Future | None:
-        """Return the future of what a handle has in the end, None where nothing writes it."""
-        if not version.has_value:
-            return None
-        value = self._value(version)
-        return self._noted(value) if version.makers else value
-
-    def _counted(self, given: Counter[int], each: GraphNode | Version) -> Future:
-        """Return the future of an argument, and count how often the call is given its value."""
-        value = self._value(each)
-        given[value.item] += 1
-        return value
-
-    def _value(self, each: GraphNode | Version) -> Future:
-        if isinstance(each, Version) and each not in self._values:
-            self._values[each] = self._begun(each)
-        value = self.futures[each] if isinstance(each, GraphNode) else self._values[each]
-        if self.unread.get(value.item) is value:
-            del self.unread[value.item]
-        return value
-
-    def _begun(self, version: Version) -> Future:
-        """Return what a version holds before the tasks that commute have changed it, or after all that reduce."""
-        if version.mode == "reduce":
-            return self._total(version)
-        if version.before is not None:
-            return self._value(version.before)
-        if isinstance(version.start, GraphNode):
-            return self._value(version.start)
-        return version.start if isinstance(version.start, Future) else self._ctx.put(version.start)
-
-    def _total(self, version: Version) -> Future:
-        """Combine what tasks gave to be reduced, in the order in which they were added."""
-        given, before = self._partial[version], version.before
-        leaves = [self._value(before)] if before is not None and before.has_value else []
-        leaves += [given[index] for index in sorted(given)]
-        for leaf in leaves:
-            self.unread.pop(leaf.item, None)
-        writes = Writes((0,), (version.name,), self._copies)
-        return tree(self._ctx, as_task(version.operator), leaves, writes)
-
-    def _part(self, future: Future, place: int) -> Future:
-        """Return one of several values that a task returns, as an item of its own."""
-        self.unread.pop(future.item, None)
-        return self._noted(self._ctx.submit(operator.getitem, future, place))
-
-    def _noted(self, future: Future) -> Future:
-        self.unread[future.item] = future
-        return future

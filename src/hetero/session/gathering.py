@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hetero.drive.call_environment import Writes
 from hetero.floor.containers import contents, is_container, rebuild
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from hetero.session.context import Context
 
 __all__ = ["gather", "reduce", "tree"]
+
+Leaf = TypeVar("Leaf")
 
 
 def gather(futures: Any, return_exceptions: bool = False) -> list[object]:
@@ -101,24 +103,24 @@ def reduce(ctx: Context, task: TaskFunction[..., object], futures: Iterable[obje
     located = [(ctx.driver.where(leaf.item), leaf) for leaf in leaves]
     if not ordered:
         located.sort(key=lambda pair: pair[0])
-    partial = [tree(ctx, task, [leaf for _, leaf in group]) for _, group in groupby(located, key=lambda pair: pair[0])]
-    return tree(ctx, task, partial)
+    submit = ctx._submit_call
+    parts = [[leaf for _, leaf in group] for _, group in groupby(located, key=lambda pair: pair[0])]
+    return tree(submit, task, [tree(submit, task, part) for part in parts])
 
 
 def tree(
-    ctx: Context,
-    task: TaskFunction[..., object],
-    leaves: list[Future],
-    writes: Writes | None = None,
-) -> Future:
+    submit: Callable[..., Leaf], task: TaskFunction[..., object], leaves: list[Leaf], writes: Writes | None = None
+) -> Leaf:
     """Combine futures two by two, in their order; returns the future of the total.
 
     Parameters
     ----------
+    submit
+        `_submit_call` of a Context, or what takes down its calls.
     writes
         The data of which each call returns a new value, and the argument that it may change in place.
     """
     while len(leaves) > 1:
         pairs = [tuple(leaves[i : i + 2]) for i in range(0, len(leaves), 2)]
-        leaves = [ctx._submit_call(task, pair, {}, (), writes) if len(pair) > 1 else pair[0] for pair in pairs]
+        leaves = [submit(task, pair, {}, (), writes) if len(pair) > 1 else pair[0] for pair in pairs]
     return leaves[0]

@@ -13,7 +13,7 @@ import numpy as np
 from hetero.plan.policies.base import Floats, Memory, Proposal, ReadyTask, View
 from hetero.plan.policies.eft import EarliestFinishTime
 from hetero.plan.replanning.lookahead import WAITING, Ahead, Foreseen
-from hetero.plan.replanning.replan import RemainingPlan, replan, warm_up
+from hetero.plan.replanning.replan import RemainingPlan, is_on_course, replan, warm_up
 
 __all__ = ["Planned"]
 
@@ -43,7 +43,8 @@ class Planned:
     starts the task that the plan gives it first. If that one is not ready, the device takes the next of its tasks
     that is and ends before the other would begin. Once times have strayed from their estimates, an idle device takes
     any task that would end there before the plan has it begin elsewhere. Tasks that came since go where they end
-    first, until a quarter more are known.
+    first, until a quarter more are known. A plan of tasks like those that were handed in before, all at once, is kept
+    as long as what happens is near to it.
 
     The core is told where and when the plan has each task (`foresee`): it sends the inputs of each device's next task
     ahead, and where room is short drops first what the plan reads last.
@@ -71,6 +72,8 @@ class Planned:
         if ahead is None or not ahead.open:
             return self._otherwise.propose(view, ready, None)[0], memory
         plan = memory if isinstance(memory, RemainingPlan) else None
+        if plan is not None and plan.version != ahead.version and is_on_course(plan, ahead, view.now_s):
+            plan = plan._replace(version=ahead.version)
         if plan is None or plan.version != ahead.version or 4 * len(ahead.ids) > 5 * plan.known:
             takes_s = np.where(view.ready, view.now_s, np.where(view.queued > 0, np.inf, view.available_s))
             plan = replan(ahead, view.now_s, takes_s, plan, self._guide)

@@ -68,6 +68,7 @@ class Ahead(NamedTuple):
     running : (slot, device index, started_s, predicted_s) of each attempt that was sent, the first of each device
         first; started_s is -1 for one that waits behind another
     error : spread of the logarithm of (measured / estimated seconds) so far
+    upset : grows with what no plan foresees: a device that came or went, a task that failed or has to run again
     """
 
     graph: OpenGraph
@@ -78,6 +79,7 @@ class Ahead(NamedTuple):
     table: int
     running: tuple[tuple[int, int, float, float], ...]
     error: float
+    upset: int = 0
 
 
 class Foreseen(NamedTuple):

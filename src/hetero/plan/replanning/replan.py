@@ -14,9 +14,21 @@ from typing import NamedTuple
 import numpy as np
 
 from hetero.plan.problem import Floats, Ints
-from hetero.plan.replanning.lookahead import WAITING, Ahead, OpenGraph, remaining_s
+from hetero.plan.replanning.lookahead import WAITING, Ahead, Bytes, OpenGraph, remaining_s
 
-__all__ = ["Ranks", "RemainingPlan", "Scenarios", "expected_s", "free_from", "left_s", "replan", "scenarios", "warm_up"]
+__all__ = [
+    "HandedIn",
+    "Ranks",
+    "RemainingPlan",
+    "Scenarios",
+    "expected_s",
+    "free_from",
+    "is_on_course",
+    "left_s",
+    "replan",
+    "scenarios",
+    "warm_up",
+]
 
 PLACEMENTS = 1200
 """Tasks that are placed in one pass, all candidates together; the kept plan and one other always are …"""
@@ -26,6 +38,10 @@ HORIZON = 2000
 
 PLAIN = 40
 """Without a compiler these numbers, and that of scenarios, are divided by this."""
+
+SLACK_FRAC, SLACK_S = 0.05, 2e-3
+"""Where the same tasks were handed in again, starts may stray by this part of their plan, and by this at least, before
+what is left is planned anew; each time that happens by twice as much."""
 
 RULES = (
     ("fastest", False),
@@ -54,12 +70,42 @@ class Ranks(NamedTuple):
         return slots[np.argsort(-keys, kind="stable")]
 
 
+class HandedIn(NamedTuple):
+    """Tasks that were handed in at once: what they are, and what they need of each other.
+
+    Attributes
+    ----------
+    first, first_id : slot and id of the first; the others follow it
+    kind : shape (n,); their kinds
+    needs : shape (n,); how much each needs
+    pred : what it needs, as places in the batch; -1 for what was handed in before
+    data : shape as pred; 1 where the result is read
+    """
+
+    first: int
+    first_id: int
+    kind: Ints
+    needs: Ints
+    pred: Ints
+    data: Bytes
+
+    def is_like(self, other: HandedIn) -> bool:
+        """Return whether two batches have the same tasks with the same needs."""
+        same = np.array_equal(self.kind, other.kind) and np.array_equal(self.needs, other.needs)
+        return same and np.array_equal(self.pred, other.pred) and np.array_equal(self.data, other.data)
+
+    def is_in(self, ahead: Ahead) -> bool:
+        """Return whether the tasks still have their slots."""
+        end = self.first + len(self.kind)
+        return end <= len(ahead.ids) and bool(ahead.ids[self.first] == self.first_id)
+
+
 class RemainingPlan(NamedTuple):
     """Where and when what is left would run.
 
     Attributes
     ----------
-    version, table : of the outlook that it was made for
+    version, table, upset : of the outlook that it was made for
     known : number of slots that it knows
     device : shape (known,)
     start_s, finish_s : shape (known,), s
@@ -67,6 +113,8 @@ class RemainingPlan(NamedTuple):
     ranks : as of `table`
     rule : which of `RULES` it follows, -1 for that of the plan at the start
     turn : passes so far
+    batch : what was handed in last at once, while nothing else was open; None where nothing was
+    slack_s : s by which starts may stray from those of a plan that is followed again; 0 for another plan
     """
 
     version: int
@@ -79,6 +127,21 @@ class RemainingPlan(NamedTuple):
     ranks: Ranks
     rule: int
     turn: int
+    upset: int = 0
+    batch: HandedIn | None = None
+    slack_s: float = 0.0
+
+
+def is_on_course(plan: RemainingPlan, ahead: Ahead, now_s: float) -> bool:
+    """Return whether what has happened is near enough to a plan that is followed again for it to be kept."""
+    if not plan.slack_s or plan.upset != ahead.upset or plan.known != len(ahead.ids):
+        return False
+    for slot, _, started_s, _ in ahead.running:
+        if started_s >= 0.0:
+            late_s = max(abs(started_s - plan.start_s[slot]), now_s - plan.finish_s[slot])
+            if late_s > plan.slack_s:
+                return False
+    return True
 
 
 def free_from(ahead: Ahead, now_s: float, ready_s: Floats) -> tuple[Floats, Floats]:
@@ -121,6 +184,9 @@ def replan(
     The plan so far, shifted to what has happened since, is compared with list schedules over other ranks, taken in
     turn; the one that is expected to end first is taken, in the mean over scenarios of how far times may stray. The
     first time, and when an estimate has moved, all are tried.
+
+    Where tasks are handed in at once that are like those before, the plan that these kept to in the end takes part as
+    the plan so far, timed anew by what was learned of them, and what comes of it is kept as long as `is_on_course`.
     """
     from hetero.plan.replanning.replan_kernels import place_rest
 
@@ -129,23 +195,83 @@ def replan(
     ranks = _ranks(ahead, before)
     free_s, ends_s = free_from(ahead, now_s, ready_s)
     waiting = np.flatnonzero(g.phase == WAITING)
-    old = before if before is not None else _guided(ahead, guide, ranks)
-    everything = before is None or before.table != ahead.table
+    batch, old, slack_s = _so_far(ahead, waiting, before)
+    again = old is not before
+    everything = before is None or (before.table != ahead.table and not again)
     turn = 0 if before is None else before.turn + 1
+    old = old if old is not None else _guided(ahead, guide, ranks)
+    begun_s = _begun(ahead, before)
     may = scenarios(ahead, now_s, ready_s, len(waiting), WORK // plain)
     best: RemainingPlan | None = None
     least = np.inf
     for rule, order, pinned, look_s in _candidates(ahead, ranks, old, waiting, turn, everything, plain):
-        device, start_s, finish_s = g.device.copy(), np.zeros(len(g.phase)), ends_s.copy()
+        device, start_s, finish_s = g.device.copy(), begun_s.copy(), ends_s.copy()
         end_s = place_rest(g, order, pinned, look_s, free_s, now_s, device, start_s, finish_s)
         mean_s = end_s if may is None else expected_s(may, g, waiting, device, start_s, now_s)
         if best is None or mean_s < least * (1.0 - 1e-9):
             least = mean_s
             best = RemainingPlan(
-                ahead.version, ahead.table, len(g.phase), device, start_s, finish_s, end_s, ranks, rule, turn
-            )
+                ahead.version, ahead.table, len(g.phase), device, start_s, finish_s, end_s, ranks, rule, turn,
+                ahead.upset, batch, max(SLACK_S, SLACK_FRAC * (end_s - now_s)) if again else slack_s,
+            )  # fmt: skip
     assert best is not None
     return best
+
+
+def _begun(ahead: Ahead, before: RemainingPlan | None) -> Floats:
+    """Return when each slot began, as far as the plans so far say; 0 where they say nothing."""
+    begun_s = np.zeros(len(ahead.graph.phase))
+    if before is not None:
+        begun_s[: before.known] = before.start_s[: len(begun_s)]
+    for slot, _, started_s, _ in ahead.running:
+        if started_s >= 0.0:
+            begun_s[slot] = started_s
+    return begun_s
+
+
+def _so_far(
+    ahead: Ahead, waiting: Ints, before: RemainingPlan | None
+) -> tuple[HandedIn | None, RemainingPlan | None, float]:
+    """Return what was handed in last at once, the plan so far, and by how much starts may stray from it, s.
+
+    Where the same was handed in before, and that is over, it is the plan that those tasks kept to.
+    """
+    batch = _batch(ahead, waiting)
+    if before is None or before.batch is None:
+        return batch, before, 0.0
+    was = before.batch
+    if was.is_in(ahead) and (batch is None or batch.first < was.first + len(was.kind)):
+        return was, before, 2.0 * before.slack_s
+    if batch is None:
+        return None, before, 0.0
+    return batch, _again(before, was.first, batch, ahead) if batch.is_like(was) else before, 0.0
+
+
+def _batch(ahead: Ahead, waiting: Ints) -> HandedIn | None:
+    """Return all that is open where none of it has begun, and it has slots in a row; else None."""
+    if ahead.running or not len(waiting) or len(waiting) != ahead.open:
+        return None
+    g, first, end = ahead.graph, int(waiting[0]), int(waiting[-1]) + 1
+    if end - first != len(waiting):
+        return None
+    edges = slice(g.pred_first[first], g.pred_first[end])
+    return HandedIn(
+        first,
+        int(ahead.ids[first]),
+        g.kind[first:end].copy(),
+        np.diff(g.pred_first[first : end + 1]),
+        np.maximum(g.pred[edges] - first, -1),
+        g.pred_data[edges].copy(),
+    )
+
+
+def _again(before: RemainingPlan, was: int, batch: HandedIn, ahead: Ahead) -> RemainingPlan:
+    """Return the plan that a batch kept to, for one like it."""
+    n, count = len(ahead.graph.phase), len(batch.kind)
+    start_s, device = np.full(n, np.inf), np.full(n, -1, dtype=np.int64)
+    start_s[batch.first : batch.first + count] = before.start_s[was : was + count]
+    device[batch.first : batch.first + count] = before.device[was : was + count]
+    return before._replace(known=n, device=device, start_s=start_s, finish_s=start_s, rule=-1)
 
 
 def _plainness() -> int:

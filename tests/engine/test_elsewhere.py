@@ -47,7 +47,6 @@ WRITERS: dict[str, Callable[[Any], Any]] = {
     "store": FileStore,
     "history": lambda where: HistoryStore(Path(where)),
     "certificates": lambda where: make_certificates(Path(where), ["127.0.0.1"]),
-    "checkpoint": lambda where: trained(where, "checkpoint"),
     "sample_log": lambda where: trained(where, "sample_log"),
 }
 
@@ -59,6 +58,21 @@ def test_no_folder_is_made_for_an_address(writer: str, tmp_path: Path, monkeypat
         with pytest.raises(BadValueError, match=r"(s3|gs)://bucket/out is no path of this host"):
             WRITERS[writer](address)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        (Path("gs://bucket/out"), "gs://bucket/out is no path of this host"),
+        ("hdfs://n/o", "hdfs://n cannot be opened"),
+        ("memory://o", "memory://o is gone when a process ends"),
+        ("s3://key:wq7-secret@bucket", "has credentials, and addresses are printed"),
+    ],
+)
+def test_checkpoints_of_training_are_refused_where_no_store_keeps_them(address: Any, words: str) -> None:
+    with pytest.raises(BadValueError, match=words) as caught:
+        trained(address, "checkpoint")
+    assert "wq7-secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("address", ADDRESSES)

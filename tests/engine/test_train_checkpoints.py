@@ -20,7 +20,9 @@ from hetero.testing.power import RecordingDisk, cuts
 from hetero.train.checkpoints import Checkpoint, TrainingCheckpoints
 from hetero.train.saving import read_model, save_model
 from hetero.train.state import pack, unpack
+from tests.engine.test_object_store import VARIABLES
 from tests.flat_options import trainer_options
+from tests.s3_server import s3_server
 
 torch = pytest.importorskip("torch")
 
@@ -76,7 +78,7 @@ def ctx() -> Iterator[hetero.Context]:
         yield made
 
 
-def trainer(ctx: hetero.Context, folder: Path, width: int = 16, **options: Any) -> hetero.Trainer:
+def trainer(ctx: hetero.Context, folder: Path | str, width: int = 16, **options: Any) -> hetero.Trainer:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(12, width), torch.nn.Linear(width, 4))
     data = np.zeros((96, 12), np.float32), np.zeros(96, np.int64)
@@ -193,6 +195,24 @@ def test_a_kill_at_any_write_boundary_leaves_the_newest_complete_checkpoint_and_
             assert made.resume() == step // 3
             made.fit(2 - step // 3)
         last, whole = unpack(TrainingCheckpoints(root).newest().state), unpack(written[6].state)  # type: ignore[union-attr]
+        assert all(torch.equal(last[0][name], whole[0][name]) for name in whole[0])
+
+
+def test_checkpoints_in_an_object_store_lead_to_the_same_bits(
+    written: dict[int, Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with s3_server("runs") as options:
+        for name, value in options.items():
+            monkeypatch.setenv(VARIABLES[name], value)
+        with hetero.Context(devices="1xcpu", history=False) as ctx:
+            with trainer(ctx, "s3://runs/mine", exact="bitwise") as made:
+                made.fit(1)
+            with trainer(ctx, "s3://runs/mine", exact="bitwise") as made:
+                assert made.resume() == 1
+                made.fit(1)
+        kept = TrainingCheckpoints("s3://runs/mine")
+        assert kept.steps() == (3, 6)
+        last, whole = unpack(kept.read(6)[0]), unpack(written[6].state)
         assert all(torch.equal(last[0][name], whole[0][name]) for name in whole[0])
 
 

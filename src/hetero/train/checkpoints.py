@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from hetero.floor.documents import parse_json, record_of
 from hetero.floor.errors import BadValueError, HeteroError
 from hetero.floor.units import shown
-from hetero.stores.files import FileStore
+from hetero.stores.base import Store
+from hetero.stores.objects import open_store
 from hetero.train.values import Totals, TrainOptions
 
 __all__ = ["Checkpoint", "TrainingCheckpoints", "run_facts"]
@@ -36,7 +37,7 @@ class TrainingCheckpoints:
 
     Parameters
     ----------
-    folder : made when first written to
+    folder : or URL of an object store; made when first written to
     keep : the newest so many stay
 
     Notes
@@ -53,8 +54,8 @@ class TrainingCheckpoints:
     ((20, 30), 30)
     """
 
-    def __init__(self, folder: Path | str, keep: int = 3, store: FileStore | None = None) -> None:
-        self.store = store or FileStore(Path(folder).expanduser())
+    def __init__(self, folder: Path | str, keep: int = 3, store: Store | None = None) -> None:
+        self.store = store or open_store(folder)
         self.keep = keep
 
     def write(self, step: int, state: bytes, facts: dict[str, Any]) -> None:

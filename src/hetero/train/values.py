@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from hetero.floor import settings
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 from hetero.floor.options import check_fields
+from hetero.stores.urls import is_url
 
 if TYPE_CHECKING:
     import torch
@@ -278,7 +279,7 @@ class CheckpointOptions:
     Attributes
     ----------
     folder
-        Of the checkpoints.
+        Of the checkpoints, or the URL of one in an object store.
     every
         Steps between them, an epoch where None is given.
     keep
@@ -308,14 +309,16 @@ class CheckpointOptions:
                 f"{words or 'keep=3'} has no effect without a folder of checkpoints",
                 remedy="give checkpoint=CheckpointOptions(FOLDER, …), or leave it out",
             )
+        if str(self.folder).lower().startswith("memory:"):
+            raise BadValueError(f"{self.folder} is gone when a process ends", remedy="give a folder or another URL")
         for name, number in (("every", self.every), ("keep", self.keep)):
             if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
                 raise BadValueError(f"{name}={number!r} is not allowed", remedy="give a whole number, 1 or more")
 
     @property
     def path(self) -> str:
-        """The folder's absolute path."""
-        return str(Path(self.folder).expanduser().absolute())
+        """The folder's absolute path, or its URL."""
+        return str(self.folder) if is_url(self.folder) else str(Path(self.folder).expanduser().absolute())
 
 
 CHECKPOINT_KEYS = {"checkpoint": "folder", "checkpoint_every": "every", "keep": "keep"}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import datetime
+import decimal
 import json
+import math
 import random
 from collections import Counter
 from pathlib import Path
@@ -173,10 +176,15 @@ CHANGED_COLUMNS = {**RECIPE["columns"], "agge": "keep"}
         ({}, "people.csv", "people.key", "would replace what is read"),
         ({}, "people.csv", "a.txt", "a.txt is no table"),
         ({}, "gone.csv", "a.csv", "there is no file or folder gone.csv"),
-        ({}, "broken.csv", "a.csv", "broken.csv: row 4 has 2 cells, and there are 5 columns"),
+        ({}, "broken.csv", "a.csv", "broken.csv: row 3 has 2 cells, and there are 5 columns"),
         ({}, "cut.parquet", "a.csv", "cut.parquet cannot be read as parquet"),
         ({}, "latin.csv", "a.csv", "latin.csv: it is not UTF-8 text"),
         ({}, "empty.csv", "a.csv", "empty.csv: it has no column"),
+        ({}, "open.csv", "a.csv", "open.csv: a quotation mark is not closed"),
+        (
+            {"columns": {"a": "keep"}, "key": None, "require": None}, "nested.parquet", "a.csv",
+            "which CSV has no form for",
+        ),
         ({}, "twice.csv", "a.csv", "the column 'a' is there twice"),
         ({}, "people.csv", "nowhere/a.csv", "nowhere"),
     ],
@@ -187,7 +195,6 @@ def test_bad_input_is_refused_in_one_line_and_leaves_nothing_behind(
     text = Path("people.csv").read_text(encoding="utf-8")
     if source == "broken.csv":
         Path(source).write_text("name,email,age,postcode,illness\nQ,a@b.c,5,0,flu\nZsecret,x\n")
-        words = words.replace("row 4", "row 3")
     elif source == "cut.parquet":
         pq.write_table(pa.table({"a": [1]}), source)
         Path(source).write_bytes(Path(source).read_bytes()[:-20])
@@ -195,6 +202,10 @@ def test_bad_input_is_refused_in_one_line_and_leaves_nothing_behind(
         Path(source).write_bytes(text.encode() + "Jos\xe9,a@b.c,5,0,flu\n".encode("latin-1"))
     elif source == "empty.csv":
         Path(source).write_text("")
+    elif source == "open.csv":
+        Path(source).write_text(text.replace('zz"', "zz", 1), encoding="utf-8")
+    elif source == "nested.parquet":
+        pq.write_table(pa.table({"a": [[1], [2]]}), source)
     elif source == "twice.csv":
         Path(source).write_text("a,a\n1,2\n")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -206,6 +217,39 @@ def test_bad_input_is_refused_in_one_line_and_leaves_nothing_behind(
     assert "\n" not in message
     assert "secret" not in message
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_columns_of_any_type_are_counted_and_written(folder: Path, fleet: Any) -> None:
+    day, time = datetime.date(2020, 1, 31), datetime.datetime(2020, 1, 31, 5)
+    table = pa.table(
+        {
+            "time": pa.array([time, time, None], pa.timestamp("us")),
+            "day": [day, day.replace(month=3), None],
+            "word": pa.array(["x", "y", "x"]).dictionary_encode(),
+            "none": pa.nulls(3),
+            "truth": [True, False, None],
+            "exact": pa.array([decimal.Decimal("1.50"), decimal.Decimal("1.75"), None]),
+            "float": [1.5, math.nan, None],
+            "list": [[1], [2], [3]],
+        }
+    )
+    columns = {
+        "time": {"dates": ["month"], "least": 1}, "day": {"dates": ["year"], "least": 1}, "word": "generalise",
+        "none": "generalise", "truth": "keep", "exact": {"intervals": [1], "least": 1},
+        "float": {"intervals": [2], "least": 1}, "list": "keep",
+    }  # fmt: skip
+    pq.write_table(table, "t.parquet")
+    hetero.batch.anonymise({"columns": columns, "require": {"k": 1}}, "t.parquet", "u.parquet", ctx=fleet)
+    assert pq.read_table("u.parquet").to_pydict() == {
+        "time": ["2020-01", "2020-01", None],
+        "day": ["2020", "2020", None],
+        "word": ["x", "y", "x"],
+        "none": [None, None, None],
+        "truth": [True, False, None],
+        "exact": ["[1, 2)", "[1, 2)", None],
+        "float": ["[0, 2)", None, None],
+        "list": [[1], [2], [3]],
+    }
 
 
 def test_a_run_that_fails_on_the_way_leaves_nothing_behind(folder: Path, fleet: Any) -> None:

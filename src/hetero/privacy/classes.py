@@ -44,6 +44,8 @@ def coded(column: pa.ChunkedArray) -> Coded:
     """Return a column as codes and distinct values; NaN counts as null."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
+    if pa.types.is_null(column.type):
+        column = column.cast(pa.string())
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
     whole = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)

@@ -106,11 +106,11 @@ class Anonymiser:
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Return a batch as it may be published."""
+        check_columns(self.recipe, table.schema)
         return _plain(self._changed(table))
 
     def _changed(self, table: pa.Table) -> pa.Table:
-        """Return a batch with its labels as dictionaries."""
-        check_columns(self.recipe, table.schema)
+        """Return a batch with its labels as dictionaries; columns that are suppressed may be absent."""
         found: dict[str, object] = {}
         codes: list[NDArray[np.int64]] = []
         for name in table.column_names:
@@ -382,6 +382,12 @@ def anonymise(
     inputs = InputTables(source)
     check_columns(wanted, inputs.schema)
     files = OutputTables(output, inputs, wanted.files)
+    for field in inputs.schema if files.form == "csv" else ():
+        if wanted.columns[field.name].word == "keep" and pa.types.is_nested(field.type):
+            raise BadValueError(
+                f"column {field.name!r} holds values of type {field.type}, which CSV has no form for",
+                remedy="suppress it, or write Parquet",
+            )
     counts = None if wanted.counts is None else output_file(wanted.counts.output, "counts.output")
     if counts is not None and counts.absolute() == files.path.absolute():
         raise BadValueError("counts.output is the output of the table", remedy="name another file")
@@ -550,7 +556,8 @@ def _write(ctx: Context, change: Anonymiser, inputs: InputTables, files: OutputT
     empty = change._changed(inputs.schema.empty_table())
     work = ctx.put(_Changing(change, files.form))
     left = 0
-    for part in _in_order(ctx, _change, work, inputs.pieces()):
+    names = [name for name in inputs.names if change.recipe.columns[name].word != "suppress"]
+    for part in _in_order(ctx, _change, work, inputs.pieces(names)):
         rows[part.device] += part.rows
         left += part.left
         files.write(part.file, part.written, empty)

@@ -14,6 +14,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -225,6 +226,7 @@ def _schema(path: Path, form: str) -> pa.Schema:
             names = schema.names
         else:
             names = _header(path)
+            _check_closed(path)
             schema = pa.schema([(name, pa.string()) for name in names])
             if names:
                 with _csv_reader(path, names, None) as reader:
@@ -246,6 +248,14 @@ def _header(path: Path) -> list[str]:
             return next(csv.reader(io.StringIO(file.read(_LOOKED_AT), newline="")), [])
         except (UnicodeDecodeError, csv.Error):
             raise _broken(path, ValueError("UTF8")) from None
+
+
+def _check_closed(path: Path) -> None:
+    """Refuse a file in which a quotation mark is left open: all that follows would be read as one cell."""
+    with path.open("rb") as file:
+        if sum(block.count(b'"') for block in iter(partial(file.read, _BLOCK_BYTES), b"")) % 2:
+            remedy = "close it, or write it twice in a cell between quotation marks"
+            raise FileError(f"{path}: a quotation mark is not closed", remedy=remedy)
 
 
 def _unreadable(path: Path, form: str) -> FileError:
@@ -399,7 +409,10 @@ class _ParquetFile:
 
     def __init__(self, path: Path, empty: pa.Table) -> None:
         self._file = path.open("xb")
-        self._writer = pq.ParquetWriter(self._file, empty.schema, store_schema=False, write_page_checksum=True)
+        repeating = [field.name for field in empty.schema if not pa.types.is_floating(field.type)]
+        self._writer = pq.ParquetWriter(
+            self._file, empty.schema, use_dictionary=repeating, store_schema=False, write_page_checksum=True
+        )
         self._left: list[pa.Table] = []
         self._rows = 0
 

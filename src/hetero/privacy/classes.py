@@ -41,19 +41,21 @@ class Coded(NamedTuple):
 
 
 def coded(column: pa.ChunkedArray) -> Coded:
-    """Return a column as codes and distinct values; NaN counts as null."""
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if pa.types.is_null(column.type):
-        column = column.cast(pa.string())
-    if pa.types.is_floating(column.type):
-        column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+    """Return a column as codes and the distinct values that occur; NaN counts as null."""
     whole = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    found = whole.dictionary_encode()
-    texts = found.dictionary.cast(pa.string()).dictionary_encode()
-    codes = found.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)
-    table = np.append(texts.indices.to_numpy(zero_copy_only=False), len(texts.dictionary)).astype(np.int64)
-    return Coded(table[codes], texts.dictionary)
+    found = whole if pa.types.is_dictionary(whole.type) else whole.dictionary_encode()
+    values = found.dictionary
+    if pa.types.is_floating(values.type):
+        values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+    texts = values.cast(pa.string()).dictionary_encode()
+    many = len(texts.dictionary)
+    table = np.append(texts.indices.fill_null(many).to_numpy(zero_copy_only=False), many).astype(np.int64)
+    codes = table[found.indices.fill_null(len(values)).to_numpy(zero_copy_only=False)]
+    there = np.bincount(codes, minlength=many + 1)[:many] > 0
+    if there.all():
+        return Coded(codes, texts.dictionary)
+    ranks = np.append(np.cumsum(there) - 1, there.sum())
+    return Coded(ranks[codes], texts.dictionary.filter(pa.array(there)))
 
 
 # --- counting -----------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ class Anonymiser:
             if rule.word == "pseudonymise":
                 found[name] = _pseudonymised(coded(table[name]), self.recipe.key, rule.domain)
             elif rule.word != "suppress":
-                found[name] = table[name]
+                found[name] = _plain(table.select([name]))[name]
         for name, rule in self.recipe.generalised.items():
             level = self.levels[name]
             codes.append(_at_level(name, rule, level, coded(table[name])))
@@ -513,7 +513,7 @@ def counted_margins(recipe: AnonymisationRecipe) -> tuple[list[str], list[tuple[
 def _tallied(ctx: Context, inputs: InputTables, names: Sequence[str], margins: Sequence[tuple[int, ...]]) -> Tally:
     work = ctx.put(_Counting(tuple(names), tuple(margins)))
     found: list[Tally] = []
-    for tally in _in_order(ctx, _count, work, inputs.pieces(names)):
+    for tally in _in_order(ctx, _count, work, inputs.pieces(names, names)):
         found.append(tally)
         if len(found) == _MERGED_AT_ONCE:
             found = [merged(found)]
@@ -556,8 +556,10 @@ def _write(ctx: Context, change: Anonymiser, inputs: InputTables, files: OutputT
     empty = change._changed(inputs.schema.empty_table())
     work = ctx.put(_Changing(change, files.form))
     left = 0
-    names = [name for name in inputs.names if change.recipe.columns[name].word != "suppress"]
-    for part in _in_order(ctx, _change, work, inputs.pieces(names)):
+    rules = change.recipe.columns
+    names = [name for name in inputs.names if rules[name].word != "suppress"]
+    words = [name for name in names if rules[name].word != "keep"]
+    for part in _in_order(ctx, _change, work, inputs.pieces(names, words)):
         rows[part.device] += part.rows
         left += part.left
         files.write(part.file, part.written, empty)

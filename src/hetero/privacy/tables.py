@@ -12,8 +12,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -58,7 +58,9 @@ class TablePiece:
     groups
         Row groups of a Parquet file.
     columns
-        To be read, None for all.
+        To be read.
+    coded
+        Those of text that are read as dictionaries.
     table
         Rows that are read already.
     """
@@ -67,7 +69,8 @@ class TablePiece:
     path: Path
     place: Path
     groups: tuple[int, ...] = ()
-    columns: tuple[str, ...] | None = None
+    columns: tuple[str, ...] = ()
+    coded: tuple[str, ...] = ()
     table: pa.Table | None = None
 
     def load(self) -> pa.Table:
@@ -81,8 +84,8 @@ class TablePiece:
         if self.table is not None:
             return self.table
         try:
-            with pq.ParquetFile(self.place, page_checksum_verification=True) as file:
-                return file.read_row_groups(list(self.groups), self.columns, use_threads=False)
+            with pq.ParquetFile(self.place, read_dictionary=list(self.coded), page_checksum_verification=True) as file:
+                return file.read_row_groups(list(self.groups), list(self.columns), use_threads=False)
         except (pa.ArrowException, OSError) as error:
             raise _unreadable(self.path, "parquet") from error
 
@@ -124,52 +127,56 @@ class InputTables:
         """Of the columns."""
         return list(self.schema.names)
 
-    def pieces(self, columns: Sequence[str] | None = None) -> Iterator[TablePiece]:
+    def pieces(self, columns: Sequence[str] | None = None, coded: Collection[str] = ()) -> Iterator[TablePiece]:
         """Yield the rows of all files in order; a file without rows gives one piece without rows.
+
+        Parameters
+        ----------
+        columns
+            To be read, None for all.
+        coded
+            Those that are best read as dictionaries.
 
         Raises
         ------
         FileError
             A file cannot be read, or has changed since it was first looked at.
         """
-        wanted = None if columns is None else tuple(columns)
+        names = tuple(columns or self.names)
+        words = tuple(name for name in names if name in coded and _is_text(self.schema.field(name).type))
         for number, file in enumerate(self.files):
-            yield from (self._groups if self.form == "parquet" else self._blocks)(number, file.path, wanted)
+            piece = TablePiece(number, file.path, file.path.absolute(), (), names, words)
+            none = True
+            for each in self._groups(piece) if self.form == "parquet" else self._blocks(piece):
+                none = False
+                yield each
+            if none:
+                yield replace(piece, table=self.schema.empty_table().select(names))
             if _mark(file.path) != file.mark:
                 raise FileError(
                     f"{file.path}: it changed while it was read", remedy="begin anew when nothing writes to it"
                 )
 
-    def _groups(self, number: int, path: Path, columns: tuple[str, ...] | None) -> Iterator[TablePiece]:
-        with pq.ParquetFile(path) as file:
+    def _groups(self, piece: TablePiece) -> Iterator[TablePiece]:
+        with pq.ParquetFile(piece.place) as file:
             sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
         begin = rows = 0
         for group, size in enumerate(sizes):
             rows += size
             if rows >= _PIECE_ROWS or group + 1 == len(sizes):
-                yield TablePiece(number, path, path.absolute(), tuple(range(begin, group + 1)), columns)
+                yield replace(piece, groups=tuple(range(begin, group + 1)))
                 begin, rows = group + 1, 0
-        if not sizes:
-            yield TablePiece(
-                number, path, path.absolute(), (), columns, self.schema.empty_table().select(columns or self.names)
-            )
 
-    def _blocks(self, number: int, path: Path, columns: tuple[str, ...] | None) -> Iterator[TablePiece]:
-        none = True
+    def _blocks(self, piece: TablePiece) -> Iterator[TablePiece]:
         try:
-            with _csv_reader(path, self.names, columns) as reader:
+            with _csv_reader(piece.place, self.names, piece.columns) as reader:
                 for batch in reader:
-                    none = False
-                    yield TablePiece(number, path, path.absolute(), (), columns, pa.Table.from_batches([batch]))
+                    yield replace(piece, table=pa.Table.from_batches([batch]))
         except (pa.ArrowException, OSError) as error:
-            raise _broken(path, error) from None  # what Arrow says holds the row
-        if none:
-            yield TablePiece(
-                number, path, path.absolute(), (), columns, self.schema.empty_table().select(columns or self.names)
-            )
+            raise _broken(piece.path, error) from None  # what Arrow says holds the row
 
 
-def _csv_reader(path: Path, names: Sequence[str], columns: tuple[str, ...] | None) -> pa.RecordBatchReader:
+def _csv_reader(path: Path, names: Sequence[str], columns: tuple[str, ...] | None = None) -> pa.RecordBatchReader:
     return pyarrow.csv.open_csv(
         path,
         pyarrow.csv.ReadOptions(block_size=_BLOCK_BYTES),
@@ -182,6 +189,10 @@ def _csv_reader(path: Path, names: Sequence[str], columns: tuple[str, ...] | Non
             include_columns=columns,
         ),
     )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _found(source: Path) -> list[Path]:
@@ -229,7 +240,7 @@ def _schema(path: Path, form: str) -> pa.Schema:
             _check_closed(path)
             schema = pa.schema([(name, pa.string()) for name in names])
             if names:
-                with _csv_reader(path, names, None) as reader:
+                with _csv_reader(path, names) as reader:
                     if reader.schema.names != names:
                         raise _broken(path, ValueError())
     except (pa.ArrowException, OSError) as error:

@@ -126,7 +126,7 @@ class Intervals(Generaliser):
                 f"{shown(_first(values, wrong))} is no number", remedy="mend it, or suppress the column"
             )
         numbers: NDArray[np.float64] = pc.utf8_trim_whitespace(values).cast(pa.float64()).to_numpy(zero_copy_only=False)
-        if not np.isfinite(numbers).all() or (np.abs(numbers) > 2**53 * self.widths[0]).any():
+        if not np.isfinite(numbers).all() or (np.abs(numbers) > 2**53 * float(self.widths[0])).any():
             raise BadValueError("a number is beyond all intervals", remedy="mend it, or suppress the column")
         return numbers
 

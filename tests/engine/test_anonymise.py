@@ -156,6 +156,7 @@ def test_a_table_without_rows_keeps_its_columns(folder: Path, fleet: Any) -> Non
     assert Path("a.csv").read_text().strip() == '"email","age","postcode","illness"'
 
 
+COUNTS = {"epsilon": 1, "output": "people.csv", "columns": {"illness": {"values": ["flu"], "epsilon": 1}}}
 CHANGED_COLUMNS = {**RECIPE["columns"], "agge": "keep"}
 
 
@@ -172,8 +173,10 @@ CHANGED_COLUMNS = {**RECIPE["columns"], "agge": "keep"}
             {"columns": {**RECIPE["columns"], "illness": {"hierarchy": {"x": ["flu"]}}}, "require": {"k": 2}},
             "people.csv", "a.csv", "column 'illness': recipe does not cover",
         ),
-        ({}, "people.csv", "people.csv", "would replace what is read"),
-        ({}, "people.csv", "people.key", "would replace what is read"),
+        ({}, "people.csv", "people.csv", "is what is read"),
+        ({}, "people.csv", "people.key", "is what is read"),
+        ({"counts": COUNTS}, "people.csv", "a.csv", "counts.output: people.csv is what is read"),
+        ({"counts": {**COUNTS, "output": "a.csv"}}, "people.csv", "a.csv", "counts.output: a.csv is what is"),
         ({}, "people.csv", "a.txt", "a.txt is no table"),
         ({}, "gone.csv", "a.csv", "there is no file or folder gone.csv"),
         ({}, "broken.csv", "a.csv", "broken.csv: row 3 has 2 cells, and there are 5 columns"),

@@ -36,7 +36,7 @@ from hetero.privacy.classes import (
     tally_of,
 )
 from hetero.privacy.recipe import AnonymisationRecipe, ColumnRule, NoisyCounts, read_anonymisation
-from hetero.privacy.tables import InputTables, OutputTables, TablePiece, csv_bytes
+from hetero.privacy.tables import InputTables, OutputTables, TablePiece, check_not_read, csv_bytes
 from hetero.privacy.transforms import discrete_laplace, pseudonyms
 from hetero.session.futures import Future
 from hetero.session.options import Fleet, lent_or_opened
@@ -389,8 +389,8 @@ def anonymise(
                 remedy="suppress it, or write Parquet",
             )
     counts = None if wanted.counts is None else output_file(wanted.counts.output, "counts.output")
-    if counts is not None and counts.absolute() == files.path.absolute():
-        raise BadValueError("counts.output is the output of the table", remedy="name another file")
+    if counts is not None:
+        check_not_read(counts, "counts.output", inputs, [*wanted.files, files.path])
     with _context(wanted, ctx, devices) as context:
         change, tally = _fitted(context, wanted, inputs)
         rows: Counter[str] = Counter()

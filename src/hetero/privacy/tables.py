@@ -26,7 +26,7 @@ from hetero.floor.errors import BadValueError, FileError, HeteroError, did_you_m
 from hetero.floor.files import local_path, output_file, sync_folder
 from hetero.floor.text import single_line
 
-__all__ = ["InputTables", "OutputTables", "TablePiece", "csv_bytes"]
+__all__ = ["InputTables", "OutputTables", "TablePiece", "check_not_read", "csv_bytes"]
 
 _FORMS = {".csv": "csv", ".parquet": "parquet"}
 _PIECE_ROWS = 1 << 18
@@ -317,11 +317,9 @@ class OutputTables:
         self._many = inputs.source.is_dir()
         path = local_path(output, "output")
         self.path = path if self._many else output_file(path, "output")
-        for other in (*(file.path for file in inputs.files), inputs.source, *read):
-            if _same(self.path, other) or (self._many and _same(self.path.parent, other)):
-                raise BadValueError(
-                    f"output: {single_line(self.path)} would replace what is read", remedy="name another file or folder"
-                )
+        check_not_read(self.path, "output", inputs, read)
+        if self._many:
+            check_not_read(self.path.parent, "output", inputs, read)
         if not self.path.absolute().parent.is_dir():
             raise BadValueError(f"output: {single_line(self.path.parent)} is no folder", remedy="make it first")
         self.form = inputs.form if self._many else _form(self.path)
@@ -450,6 +448,22 @@ class _ParquetFile:
             self._file.flush()
             os.fsync(self._file.fileno())
         self._file.close()
+
+
+def check_not_read(path: Path, what: str, inputs: InputTables, read: Sequence[Path]) -> None:
+    """Refuse to write over what is read.
+
+    Parameters
+    ----------
+    path
+        To be written.
+    what
+        Names the option in the message.
+    inputs, read
+        Tables and other files that are read.
+    """
+    if any(_same(path, other) for other in (*(file.path for file in inputs.files), inputs.source, *read)):
+        raise BadValueError(f"{what}: {single_line(path)} is what is read", remedy="name another file or folder")
 
 
 def _same(one: Path, other: Path) -> bool:

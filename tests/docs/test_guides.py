@@ -227,6 +227,18 @@ class _Closes(_Dpu):
         raise OSError("the driver is gone")
 
 
+class _Raises(_Dpu):
+    @classmethod
+    def _probe(cls) -> Any:
+        raise RuntimeError("boom")
+
+
+class _Absent(_Dpu):
+    @classmethod
+    def _probe(cls) -> Any:
+        return [Found(None, "dpu", "no DPU answers", "plug one in")]
+
+
 class _NoRates(_Dpu):
     def _product(self, n: int) -> Any:
         return lambda: object() @ object()  # type: ignore[operator]
@@ -246,6 +258,8 @@ class _NoRates(_Dpu):
         (_Shares, "step 3 (the underscore methods): h0/dpu:0: a copy changes with the host's array"),
         (_Closes, "step 3 (the underscore methods): OSError: the driver is gone"),
         (_NoRates, "write _product and _stream, or arrays with @ and +"),
+        (_Raises, "step 2 (_probe): RuntimeError: boom"),
+        (_Absent, "step 2 (_probe): dpu: nothing was checked, no sound device was found: no DPU answers; give allow"),
         ("dppu", "step 4 (register it): BadValueError: 'dppu' is no back end"),
     ],
 )
@@ -254,6 +268,12 @@ def test_the_kit_of_back_ends_names_the_step_of_the_guide(backend: Any, sentence
     with pytest.raises(AssertionError) as caught:
         check_backend(backend)
     assert sentence in str(caught.value)
+
+
+def test_the_kit_passes_an_absent_device_where_that_is_allowed_and_a_probe_that_raises_never() -> None:
+    check_backend(_Absent, allow_absent=True)
+    with pytest.raises(AssertionError, match="boom"):
+        check_backend(_Raises, allow_absent=True)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -440,12 +440,35 @@ def test_the_core_reads_what_a_policy_declares_and_never_its_name() -> None:
         ({"lazy_sends": True}, "which has no room"),
         ({"lone_to_fastest": True}, "declares lone_to_fastest and"),
         ({"looks_ahead": "no"}, "declares looks_ahead = 'no'"),
+        ({"lazy_send": True}, "lazy_send = True, which nothing reads; did you mean 'lazy_sends'?"),
     ],
 )
 def test_the_kit_refuses_a_policy_that_does_not_keep_to_what_it_declares(declared: dict[str, Any], told: str) -> None:
     policy = type("Liar", (RoundRobin,), {"name": "liar", **declared})()
-    with pytest.raises(AssertionError, match=told):
+    with pytest.raises(AssertionError, match=re.escape(told)):
         check_policy(policy)
+
+
+class _Counting(RoundRobin):
+    """Counts its calls, on itself or in a list of its class, and decides nothing by them."""
+
+    calls: ClassVar[list[int]] = []
+
+    def __init__(self, in_class: bool) -> None:
+        self._in_class = in_class
+
+    def propose(self, view: View, ready: Sequence[ReadyTask], memory: Memory) -> tuple[Sequence[Proposal], Memory]:
+        if self._in_class:
+            self.calls.append(len(ready))
+        else:
+            self.count = getattr(self, "count", 0) + 1
+        return super().propose(view, ready, memory)
+
+
+@pytest.mark.parametrize(("in_class", "name"), [(True, "calls"), (False, "count")])
+def test_the_kit_refuses_a_policy_that_keeps_state_which_changes_no_answer(in_class: bool, name: str) -> None:
+    with pytest.raises(AssertionError, match=f"round_robin changes {name} on self when it is asked"):
+        check_policy(_Counting(in_class))
 
 
 @pytest.mark.parametrize("name", ["least_loaded", "round_robin", "consistent_hash", "work_stealing", "migration"])

@@ -423,7 +423,7 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def _probe(cls) -> list[Found]:
-        """Find devices; may raise anything."""
+        """Find devices; `probe` reports what this raises as the reason why there is none, the kit refuses it."""
 
     @abstractmethod
     def _open(self) -> None:

@@ -54,7 +54,12 @@ def saxpy(kind: str) -> Kernel:
     return Kernel(source, "saxpy", out=lambda a, x, y: (x.shape, x.dtype), global_size=lambda a, x, y: (x.size,))
 
 
-def check_backend(backend: type[Backend] | str, device: Device | None = None, kernel: Kernel | None = None) -> None:
+def check_backend(
+    backend: type[Backend] | str,
+    device: Device | None = None,
+    kernel: Kernel | None = None,
+    allow_absent: bool = False,
+) -> None:
     """Check that a back end keeps the promises of its interface, on its sound devices.
 
     Parameters
@@ -65,6 +70,8 @@ def check_backend(backend: type[Backend] | str, device: Device | None = None, ke
         The device to try, None for every sound one that the probe finds.
     kernel
         For devices that take kernels in a language of their own: `saxpy(a, x, y) = a x + y`, float32.
+    allow_absent
+        True to pass also where the probe finds no sound device, so that only names, kinds and the probe are checked.
 
     Raises
     ------
@@ -80,9 +87,12 @@ def check_backend(backend: type[Backend] | str, device: Device | None = None, ke
     with guide_step("3 (name, kinds, labels)"):
         _check_words(kind)
     with guide_step("2 (_probe)"):
+        if not kind.missing():
+            kind._probe()  # what it raises, `probe` would report as a reason
         found = kind.probe()
         _check_found(kind, found)
-    devices = [one.device for one in found if one.device is not None and not one.reason]
+        devices = [one.device for one in found if one.device is not None and not one.reason]
+        _true(devices or device or allow_absent, _nothing_checked(kind, found))
     with guide_step("3 (the underscore methods)"):
         for one in devices if device is None else [device]:
             _check_device(kind, one, kernel)
@@ -98,6 +108,11 @@ def _registered(name: str) -> type[Backend]:
 def _check_words(kind: type[Backend]) -> None:
     why = registry.why_unusable(kind, registry.loaded().classes.values())
     _true(not why, why)
+
+
+def _nothing_checked(kind: type[Backend], found: list[Found]) -> str:
+    reasons = "; ".join(dict.fromkeys(one.reason for one in found if one.reason))
+    return f"{kind.name}: nothing was checked, no sound device was found: {reasons}; give allow_absent=True to allow it"
 
 
 def _check_found(kind: type[Backend], found: object) -> None:

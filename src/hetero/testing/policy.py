@@ -6,12 +6,14 @@ It must not judge how good a placement is, nor how fast: that is a benchmark.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import pickle
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import fields
 
 import numpy as np
 
+from hetero.floor.errors import did_you_mean
 from hetero.model.device import Device, DeviceType
 from hetero.plan.policies.base import Floats, Memory, Policy, Proposal, ReadyTask, Traits, View, Waiting, traits
 from hetero.plan.policies.registry import get, misnamed, unaskable
@@ -21,6 +23,7 @@ __all__ = ["check_policy"]
 
 _STEPS = 40
 _LARGE = 10_000
+_ABSENT = object()
 
 
 def check_policy(policy: Policy | str, seed: int = 0) -> None:
@@ -49,12 +52,14 @@ def check_policy(policy: Policy | str, seed: int = 0) -> None:
         made = get(policy) if isinstance(policy, str) else policy
     with guide_step("1 (name, propose)"):
         name = _check_name(made, policy)
+    kept = _kept(made)
     with guide_step("2 (pure, and as declared)"):
         for devices in (1, 2, 5):
             first = _story(made, seed, devices)
             again = _same(_story(made, seed, devices), first)
             assert again, f"{name} answered the same calls differently the second time: it keeps a state of its own"
         _check_traits(made, seed)
+        _check_nothing_kept(made, kept)
     with guide_step("3 (work on the columns)"):
         _check_nothing_to_do(made)
         _check_progress(made)
@@ -170,7 +175,40 @@ def _check_laziness(name: str, view: View, ready: Sequence[ReadyTask], proposals
         )
 
 
+def _kept(policy: Policy) -> dict[str, object]:
+    """Return what a policy and its class hold, by name, as bytes where they can be pickled."""
+    return {name: _frozen(value) for name, value in _attributes(policy)}
+
+
+def _attributes(policy: Policy) -> Iterator[tuple[str, object]]:
+    for kind in reversed(type(policy).__mro__):
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            yield name, getattr(policy, name, None)
+        yield from ((name, value) for name, value in vars(kind).items() if not name.startswith("__"))
+    yield from getattr(policy, "__dict__", {}).items()
+
+
+def _frozen(value: object) -> object:
+    try:
+        return pickle.dumps(value)
+    except Exception:  # noqa: BLE001  what cannot be pickled is compared as the object that it is
+        return value
+
+
+def _check_nothing_kept(policy: Policy, before: dict[str, object]) -> None:
+    after = _kept(policy)
+    for name in {**before, **after}:
+        assert before.get(name, _ABSENT) == after.get(name, _ABSENT), (
+            f"{policy.name} changes {name} on self when it is asked: what it must remember goes in and out as memory"
+        )
+
+
 def _check_traits(policy: Policy, seed: int) -> None:
+    known = [field.name for field in fields(Traits)]
+    for name, value in _attributes(policy):
+        near = did_you_mean(name, known) if isinstance(value, bool) and name not in known else ""
+        assert not near, f"{policy.name} declares {name} = {value}, which nothing reads{near}"
     for field in fields(Traits):
         declared = getattr(policy, field.name, False)
         assert isinstance(declared, bool), f"{policy.name} declares {field.name} = {declared!r}: it is True or False"

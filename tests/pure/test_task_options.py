@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import pickle
 import sys
 import types
@@ -81,7 +82,7 @@ def test_an_option_set_to_none_is_not_given() -> None:
         ({"onn": "gpu"}, ["'onn'", "did you mean 'on'?"]),
         ({"on": "cudda"}, ["'cudda'", "did you mean 'cuda'?"]),
         ({"on": 3}, ["3", "write a word"]),
-        ({"on": "gpu", "kinds": "cpu"}, ["on= and kinds="]),
+        ({"on": "gpu", "kinds": "cpu"}, ["task was given both kinds= and on=", "leave kinds= out"]),
         ({"memory": "8GBB"}, ["8GBB", "did you mean 'GB'?"]),
         ({"timeout": "soon"}, ["soon", "30s"]),
         ({"devices": 0}, ["devices=0", "1 or more"]),
@@ -106,6 +107,16 @@ def test_a_wrong_option_is_told_with_its_value_and_the_remedy(options: dict[str,
 def test_a_wrong_option_is_told_where_the_decorator_stands() -> None:
     with pytest.raises(BadValueError, match="did you mean 'retries'"):
         hetero.task(retrys=1)
+
+
+def test_the_former_name_of_on_still_works_and_warns() -> None:
+    with pytest.warns(DeprecationWarning, match=r"task\(kinds=\) is deprecated: write on="):
+        made = hetero.task(f, kinds="gpu")
+    with pytest.warns(DeprecationWarning, match=r"TaskFunction.options\(kinds=\) is deprecated: write on=") as warned:
+        other = made.options(kinds="cpu")
+    assert warned[0].filename == __file__
+    assert (made.request.on, other.request.on) == (("gpu",), ("cpu",))
+    assert "kinds" not in inspect.signature(hetero.task).parameters
 
 
 def test_near_and_apart_take_workloads_and_scopes() -> None:

@@ -40,7 +40,6 @@ class TaskOptions(TypedDict, total=False):
     """What a task may ask for; `hetero.task` says what each option means, and None is as if it was left out."""
 
     on: str | Sequence[str] | None
-    kinds: str | Sequence[str] | None
     not_on: str | Sequence[str] | None
     devices: int | None
     memory: float | str | None
@@ -96,10 +95,8 @@ def build_request(options: Mapping[str, object], implementations: Iterable[str],
         whole("seed", options["seed"], 0)
     if not text("name", options.get("name", "task")):
         raise BadValueError("name='' is not allowed", remedy="give a text, or leave it out for the function's own name")
-    if "on" in options and "kinds" in options:
-        raise BadValueError("on= and kinds= say the same", remedy="give one of them")
     return Request(
-        on=words("on", options.get("on", options.get("kinds", ()))),
+        on=words("on", options.get("on", ())),
         implemented=implemented_words(implementations, has_plain),
         not_on=words("not_on", options.get("not_on", ())),
         devices=whole("devices", options.get("devices", 1), 1),

@@ -14,6 +14,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeGuard, TypeVar, Unpack, get_type_hints, overload
 
 from hetero.drive.call_environment import CallEnvironment
+from hetero.floor.deprecation import renamed_keywords
 from hetero.floor.errors import BadValueError, SerialisationError
 from hetero.floor.options import shows_keywords
 from hetero.floor.text import single_line
@@ -97,6 +98,7 @@ class TaskFunction(Generic[P, R]):
         """How to join the results of the parts."""
         return self._options.get("merge")
 
+    @renamed_keywords(kinds="on")
     @shows_keywords(_SHOWN)
     def options(self, **options: Unpack[TaskOptions]) -> TaskFunction[P, R]:
         """Return the same task with other options, those of `hetero.task`; what is not named stays.
@@ -117,8 +119,6 @@ class TaskFunction(Generic[P, R]):
         ...     ctx.run(patient, 4)
         8
         """
-        if "kinds" in options:
-            options["on"] = options.pop("kinds")
         merged = {option: value for option, value in {**self._options, **options}.items() if value is not None}
         made: TaskFunction[P, R] = TaskFunction(self.source.callable, merged, self.source)
         made.is_plain = self.is_plain
@@ -201,6 +201,7 @@ def task(
 ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
 @overload
 def task(function: Any, /, **options: Unpack[TaskOptions]) -> TaskFunction[..., Any]: ...
+@renamed_keywords(kinds="on")
 @shows_keywords(_SHOWN)
 def task(function: object = None, /, **options: Unpack[TaskOptions]) -> object:
     """Create a task of a function, bare or with options.
@@ -209,7 +210,7 @@ def task(function: object = None, /, **options: Unpack[TaskOptions]) -> object:
     ----------
     function
         A function, or a `hetero.tasks.Kernel` with `on=` the kind that it is written for.
-    on, kinds
+    on
         Word or words of devices that may run it: a kind ('cuda'), a type ('GPU'), an id ('cpu:0').
     not_on
         Words of devices that must not run it.
@@ -275,7 +276,7 @@ def judged_by_caller(made: TaskFunction[P, R]) -> TaskFunction[P, R]:
 
 
 def _kernel_task(kernel: Kernel, options: TaskOptions) -> TaskFunction[..., object]:
-    words = options.pop("on", options.pop("kinds", None))
+    words = options.pop("on", None)
     if words is None:
         raise BadValueError(
             f"the kernel {kernel.entry} names no device", remedy='write hetero.task(kernel, on="opencl")'

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.common import RESULTS, Bench
 from hetero.floor import settings
 from hetero.floor.clock import cpu_seconds, monotonic_s
-from hetero.graphs.check import faults
+from hetero.graphs.check import violations
 from hetero.graphs.document import document_of
 from hetero.graphs.files import parse_json, read_text
 from hetero.graphs.fleet_files import GraphFleet, fleet_from
@@ -164,7 +164,7 @@ def planned(instance: Instance, p: Problem, budget: Budget, seed: int, bound_s: 
 
 
 def _confirmed(instance: Instance, schedule: Schedule) -> Schedule:
-    wrong = faults(instance.graph, schedule)
+    wrong = violations(instance.graph, schedule)
     if wrong:
         raise AssertionError(f"{instance.name}: {wrong[0]}")
     return schedule

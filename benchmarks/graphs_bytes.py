@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import Bench, arguments
 from benchmarks.graphs import cholesky
-from hetero.graphs.check import faults
+from hetero.graphs.check import violations
 from hetero.graphs.planning import Budget, plan_graph
 from hetero.model.graph import UNLIMITED_BYTES, TaskGraph
 from hetero.model.schedule import Schedule
@@ -43,7 +43,7 @@ def tight(graph: TaskGraph, tiles: int) -> TaskGraph:
 def count_bytes(bench: Bench, what: str, graph: TaskGraph, policy: str, at_most: float | None = 1.3) -> None:
     """Plan a graph, have the checker confirm the plan, and hold its bytes against the least."""
     schedule = plan_graph(graph, policy, Budget(iterations=60), 0).schedule
-    wrong = faults(graph, schedule)
+    wrong = violations(graph, schedule)
     if wrong:
         raise AssertionError(wrong[0])
     moved, least = sum(row.nbytes for row in schedule.transfers), least_bytes(graph, schedule)

@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.common import RESULTS, Bench
 from hetero.floor.clock import cpu_seconds, monotonic_s
 from hetero.floor.errors import BadValueError
-from hetero.graphs.check import faults
+from hetero.graphs.check import violations
 from hetero.graphs.comparison import compare
 from hetero.graphs.document import document_of
 from hetero.graphs.planning import Budget, plan_graph, warm_up
@@ -284,7 +284,7 @@ def _rival_s(graph: TaskGraph, planners: Sequence[str]) -> float:
 def planned(each: Drawn, budget: Budget, seed: int) -> Schedule:
     """Return what the search finds in so much processor time; the independent checker must confirm it."""
     schedule = plan_graph(each.graph, "search", budget, seed, cpu_seconds).schedule
-    wrong = faults(each.graph, schedule)
+    wrong = violations(each.graph, schedule)
     if wrong:
         raise AssertionError(f"{each.name}: {wrong[0]}")
     return schedule
@@ -410,7 +410,7 @@ def inversions(many: int, first: int, budget: Budget) -> tuple[list[str], int]:
     for change, _ in zip(changes(first), range(many), strict=False):
         found = compare(change.before, change.after, budget, 0)
         small, large = (found.now, found.then) if change.adds else (found.then, found.now)
-        sound = not faults(change.before, found.now) and not faults(change.after, found.then)
+        sound = not violations(change.before, found.now) and not violations(change.after, found.then)
         if large.makespan_s > small.makespan_s or large.lower_bound_s > small.lower_bound_s or not sound:
             wrong.append(change.name)
         decided += found.is_decided

@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.common import RESULTS, Bench
 from benchmarks.graphs import BUDGETS_S, Instance, instances, planned
 from hetero.floor import settings
-from hetero.graphs.check import faults
+from hetero.graphs.check import violations
 from hetero.graphs.planning import Budget, warm_up
 from hetero.model.schedule import Placed, Schedule
 from hetero.plan.problem import Problem, problem_of
@@ -88,7 +88,7 @@ def _judged(instance: Instance, rows: list[list[Any]] | str) -> float | str:
     graph = instance.graph
     placed = tuple(Placed(graph.tasks[task].id, graph.devices[d].id, start, end) for task, d, start, end in rows)
     makespan_s = max((row.finish_s for row in placed), default=0.0)
-    wrong = faults(graph, Schedule(placed, makespan_s, 0.0, "saga"))
+    wrong = violations(graph, Schedule(placed, makespan_s, 0.0, "saga"))
     return f"not sound: {wrong[0]}" if wrong else makespan_s
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -67,8 +68,11 @@ def test_a_grid_tries_every_point_once_and_finds_the_best(two: hetero.Context) -
 
 
 def test_the_goal_decides_what_the_best_is(one: hetero.Context) -> None:
-    found = hetero.train.tune(parabola, GRID, sampler="grid", goal="maximise", devices=one)
+    found = hetero.train.tune(parabola, GRID, sampler="grid", goal="maximize", devices=one)
     assert found.best.params == {"x": 0}
+    with pytest.warns(DeprecationWarning, match=r"tune\(goal='maximise'\) is deprecated: write goal=") as warned:
+        again = hetero.train.tune(parabola, GRID, sampler="grid", goal="maximise", devices=one)
+    assert (again.best.params, again.goal, warned[0].filename) == ({"x": 0}, "maximize", __file__)
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
@@ -313,7 +317,7 @@ def test_more_trials_may_be_asked_for_later(tmp_path: Path) -> None:
     ("words", "said"),
     [
         ({"what": "other"}, "its objective is 'demo', and here 'other'"),
-        ({"goal": "maximise"}, "its goal is 'minimise', and here 'maximise'"),
+        ({"goal": "maximize"}, "its goal is 'minimize', and here 'maximize'"),
         ({"space": {}}, "its x is linear -5 … 5, and here not searched"),
     ],
 )
@@ -322,6 +326,14 @@ def test_a_study_of_another_search_is_refused(tmp_path: Path, words: dict[str, A
     with pytest.raises(BadValueError) as told:
         Study(plan(**words), tmp_path / "study.sqlite3")
     assert said in str(told.value)
+
+
+def test_a_study_whose_goal_has_its_former_word_is_gone_on_with(tmp_path: Path) -> None:
+    made = Study(plan(), tmp_path / "study.sqlite3")
+    about = json.loads(made._study.user_attrs["hetero.about"])
+    made._study.set_user_attr("hetero.about", json.dumps({**about, "goal": "minimise"}))
+    made.close()
+    Study(plan(), tmp_path / "study.sqlite3").close()
 
 
 def test_a_study_that_another_process_works_on_is_refused(tmp_path: Path) -> None:

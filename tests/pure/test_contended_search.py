@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.graphs_contention import drawn, parts
-from hetero.graphs.check import faults
+from hetero.graphs.check import violations
 from hetero.graphs.planning import Budget, plan_graph
 from hetero.model.graph import UNLIMITED_BYTES, GraphDevice, GraphEdge, GraphTask, TaskGraph
 from hetero.model.topology import Link, MemoryNode, Topology
@@ -120,7 +120,7 @@ def test_no_plan_is_longer_than_one_device_one_memory_node_or_one_host_by_any_pl
     for seed in (1, 2, 3, 6, 12, 14):
         graph = drawn(seed, most=40).graph
         found = plan_graph(graph, budget=Budget(iterations=1)).schedule
-        assert faults(graph, found) == []
+        assert violations(graph, found) == []
         for what, alone in parts(graph):
             for name in PLANNERS:
                 alone_s = plan_graph(alone, name).schedule.makespan_s

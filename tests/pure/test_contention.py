@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.floor.errors import BadValueError, NothingFitsError
-from hetero.graphs.check import faults
+from hetero.graphs.check import violations
 from hetero.graphs.gantt import gantt
 from hetero.graphs.plan_files import plan_document, plan_of
 from hetero.graphs.planning import PLANNER_NAMES, Budget, plan_graph
@@ -69,7 +69,7 @@ def planned(graph: TaskGraph, policy: str = "search", **more: Any) -> Schedule:
 def kept(graph: TaskGraph, policy: str) -> tuple[list[str], str]:
     """Return the faults of a plan, or why there is none."""
     try:
-        return faults(graph, planned(graph, policy)), ""
+        return violations(graph, planned(graph, policy)), ""
     except NothingFitsError as error:
         return [], str(error)
 
@@ -80,7 +80,7 @@ def test_every_plan_under_contention_is_confirmed_by_the_checker(graph: TaskGrap
     for policy in PLANNER_NAMES:
         schedule = planned(graph, policy)
         assert schedule.model == "contention"
-        assert faults(graph, schedule) == []
+        assert violations(graph, schedule) == []
 
 
 @given(graphs())
@@ -138,7 +138,7 @@ def test_no_plan_is_longer_than_one_device_or_one_memory_node_or_a_planner_by_na
     for seed in range(12):
         graph = spread(seed)
         found = plan_graph(graph, budget=budget, transfer_model=model).schedule
-        assert faults(graph, found) == []
+        assert violations(graph, found) == []
         others = [
             plan_graph(graph, name, transfer_model=model).schedule.makespan_s
             for name in PLANNER_NAMES
@@ -189,7 +189,7 @@ def test_a_plan_that_overflows_is_repaired_by_evictions_that_the_checker_confirm
     for seed in range(20):
         graph = tight(seed)
         schedule = planned(graph, "heft")
-        assert faults(graph, schedule) == []
+        assert violations(graph, schedule) == []
         evicted += bool(schedule.evictions)
     assert evicted > 3
 
@@ -222,14 +222,14 @@ ALONE = TaskGraph(
 
 def repeated() -> Schedule:
     schedule = planned(ALONE)
-    assert faults(ALONE, schedule) == []
+    assert violations(ALONE, schedule) == []
     return schedule
 
 
 def test_a_value_that_can_go_nowhere_is_made_again_where_the_plan_says() -> None:
     graph = dataclasses.replace(ALONE, topology=Topology((MemoryNode("ram", 16),), ()))
     schedule = planned(graph)
-    assert faults(graph, schedule) == []
+    assert violations(graph, schedule) == []
     assert schedule.repeats == ()
     assert repeated().repeats == (Placed("a", "cpu", 11.0, 12.0),)
     assert repeated().makespan_s == 13.0
@@ -241,7 +241,7 @@ def test_a_value_is_made_again_only_where_that_costs_less_than_its_way_there_and
         nodes = (MemoryNode("ram", 12), MemoryNode("disk", UNLIMITED_BYTES))
         graph = dataclasses.replace(ALONE, topology=Topology(nodes, links))
         schedule = planned(graph)
-        assert faults(graph, schedule) == []
+        assert violations(graph, schedule) == []
         return schedule
 
     slow, fast = fleet(1.0), fleet(100.0)
@@ -257,7 +257,7 @@ def test_random_graphs_in_tight_memories_get_repeats_that_the_checker_confirms()
             schedule = planned(graph, "heft")
         except NothingFitsError:
             continue
-        assert faults(graph, schedule) == []
+        assert violations(graph, schedule) == []
         accepted += 1
         repeats += bool(schedule.repeats)
     assert accepted > repeats > 0
@@ -279,8 +279,8 @@ def test_what_takes_no_time_may_be_made_again_at_the_instant_at_which_it_is_drop
     )
     schedule = plan_graph(graph, budget=Budget(iterations=5)).schedule
     assert any(row.start_s == row.finish_s == one.at_s for row in schedule.repeats for one in schedule.evictions)
-    assert faults(graph, schedule) == []
-    assert faults(graph, dataclasses.replace(schedule, repeats=())) != []
+    assert violations(graph, schedule) == []
+    assert violations(graph, dataclasses.replace(schedule, repeats=())) != []
 
 
 def test_in_tight_memories_no_plan_is_longer_than_one_for_a_device_or_a_memory_node_alone() -> None:
@@ -311,7 +311,7 @@ def test_in_tight_memories_no_plan_is_longer_than_one_for_a_device_or_a_memory_n
     ],
 )
 def test_the_checker_finds_a_planted_fault_of_a_repeat(change: dict[str, Any], said: str) -> None:
-    found = faults(ALONE, dataclasses.replace(repeated(), **change))
+    found = violations(ALONE, dataclasses.replace(repeated(), **change))
     assert any(said in fault for fault in found), found
 
 
@@ -335,7 +335,7 @@ PAIR = TaskGraph(
 def sound() -> Schedule:
     schedule = planned(PAIR)
     assert (schedule.makespan_s, len(schedule.transfers)) == (6.0, 1)
-    assert faults(PAIR, schedule) == []
+    assert violations(PAIR, schedule) == []
     return schedule
 
 
@@ -364,14 +364,14 @@ SENT = Sent("a", 20, "ram", "vram", 1.0, 4.0)
     ],
 )
 def test_the_checker_finds_a_planted_fault_of_a_transfer(change: dict[str, Any], said: str) -> None:
-    found = faults(PAIR, dataclasses.replace(sound(), **change))
+    found = violations(PAIR, dataclasses.replace(sound(), **change))
     assert any(said in fault for fault in found), found
 
 
 def test_the_checker_finds_a_memory_node_that_overflows() -> None:
     nodes = (MemoryNode("ram", UNLIMITED_BYTES), MemoryNode("vram", 19))
     graph = dataclasses.replace(PAIR, topology=dataclasses.replace(PAIR.topology, nodes=nodes))
-    assert faults(graph, sound()) == ["'vram' holds 20 bytes at 1 s, its capacity is 19"]
+    assert violations(graph, sound()) == ["'vram' holds 20 bytes at 1 s, its capacity is 19"]
     with pytest.raises(NothingFitsError, match=r"task 'b' needs 20 B at once .*; 'vram' has 19 B"):
         planned(graph)
 

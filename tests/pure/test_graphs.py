@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.floor.errors import BadValueError, GraphError
-from hetero.graphs.check import faults
+from hetero.graphs.check import violations
 from hetero.graphs.document import DocumentPlace, document_of, graph_of, graph_schema
 from hetero.graphs.dot import read_dot
 from hetero.graphs.files import AT_MOST_BYTES, parse_json, read_text, write_text
@@ -469,7 +469,7 @@ def test_a_cycle_in_a_converted_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_sound_schedule_has_no_faults() -> None:
-    assert faults(GRAPH, SOUND) == []
+    assert violations(GRAPH, SOUND) == []
 
 
 def moved(which: str, /, **fields: Any) -> Schedule:
@@ -497,7 +497,7 @@ def moved(which: str, /, **fields: Any) -> Schedule:
     ],
 )
 def test_the_checker_finds_a_planted_fault(schedule: Schedule, said: str) -> None:
-    assert any(said in fault for fault in faults(GRAPH, schedule))
+    assert any(said in each for each in violations(GRAPH, schedule))
 
 
 def test_the_checker_shares_no_code_with_the_planner() -> None:

@@ -287,6 +287,9 @@ def test_names_of_the_last_version_work_in_python_and_warn() -> None:
     with pytest.warns(DeprecationWarning, match="Pool.look is now Pool.get") as warned:
         assert pool.look(pool.ask(count=1).number).devices == ("h0/null:0",)
     assert warned[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match="hetero.graphs.faults is now hetero.graphs.violations") as warned:
+        assert hetero.graphs.faults is hetero.graphs.violations
+    assert warned[0].filename == __file__
     with pytest.warns(DeprecationWarning, match="Footprint.optimiser is now Footprint.optimizer"):
         assert Footprint(optimizer=3).optimiser == 3
     with pytest.warns(DeprecationWarning, match=r"map_batches\(out=\) is deprecated: write output="):
@@ -307,6 +310,9 @@ def test_keys_of_the_last_version_work_in_recipes_and_warn(tmp_path: Path, caplo
         (tmp_path / "r.yaml").write_text(recipe.format(section))
         assert read_search(tmp_path / "r.yaml", ["search.sampler=random"]).plan.trials == 3
     assert "'search' is now 'tune'" in caplog.text
+    (tmp_path / "r.yaml").write_text(recipe.format("tune").replace("trials: 3", "goal: maximise"))
+    assert read_search(tmp_path / "r.yaml").plan.goal == "maximize"
+    assert "goal: 'maximise' is now 'maximize'" in caplog.text
     (tmp_path / "r.yaml").write_text(recipe.format("search").replace("trials", "trails"))
     with pytest.raises(ConfigError, match=r"r\.yaml:2: .*tune\.trails: there is no such key"):
         read_search(tmp_path / "r.yaml")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.floor.errors import BadValueError
-from hetero.graphs.check import faults
+from hetero.graphs.check import violations
 from hetero.graphs.planning import Budget, plan_graph, pull, schedule_of
 from hetero.model.graph import GraphDevice, GraphEdge, GraphTask, TaskGraph
 from hetero.model.topology import Link, MemoryNode, Topology
@@ -143,7 +143,7 @@ def test_every_planner_gives_a_schedule_that_the_checker_confirms(drawn: TaskGra
     p = problem_of(drawn)
     for name in PLANNERS:
         schedule = schedule_of(drawn, p, planner(name)(p), max(critical_path_bound(p), area_bound(p)), name)
-        assert faults(drawn, schedule) == []
+        assert violations(drawn, schedule) == []
 
 
 @given(graphs())
@@ -161,7 +161,7 @@ def test_every_part_of_the_search_gives_schedules_that_the_checker_confirms(draw
     packed = list(itertools.islice(justification.of(members), 20))
     perturbed = [Recreation(p, justification).perturbed(members[0], rng) for _ in range(5)]
     for timeline in (*members, annealing.best(), *children, *packed, *perturbed):
-        assert faults(drawn, schedule_of(drawn, p, timeline, 0.0, "")) == []
+        assert violations(drawn, schedule_of(drawn, p, timeline, 0.0, "")) == []
     assert annealing.makespan_s == annealing.best().makespan_s <= members[0].makespan_s + 1e-9
 
 
@@ -333,7 +333,7 @@ def test_a_link_is_needed_only_where_data_may_have_to_go(model: str) -> None:
     edges = (GraphEdge("a1", "b1", 4), GraphEdge("c1", "c2", 4), GraphEdge("b1", "c1", 0))
     made = TaskGraph(devices, Topology(nodes, links), tasks, edges)
     found = plan_graph(made, budget=Budget(iterations=30), transfer_model=model).schedule
-    assert faults(made, found) == []
+    assert violations(made, found) == []
     assert found.makespan_s == 1.0 + 5.0 + 1.0 + 2.0
     with pytest.raises(BadValueError, match="no path of links leads from memory node 'b' to 'c'"):
         problem_of(replace(made, edges=(*edges[:2], GraphEdge("b1", "c1", 1))))
@@ -370,7 +370,7 @@ def test_tasks_that_take_no_time_can_be_searched(tasks: int) -> None:
     drawn = graph([(0, 0)] * tasks, [(1, 2, 5)] if tasks > 1 else [])
     planned = plan_graph(drawn, budget=Budget(iterations=40))
     assert planned.schedule.makespan_s == 0.0
-    assert faults(drawn, planned.schedule) == []
+    assert violations(drawn, planned.schedule) == []
 
 
 class Ticking:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hetero.floor.errors import NothingFitsError
 from hetero.graphs import check
-from hetero.graphs.check import faults
+from hetero.graphs.check import violations
 from hetero.graphs.plan_files import plan_document, plan_of
 from hetero.graphs.planning import Budget, plan_graph
 from hetero.model.graph import UNLIMITED_BYTES, GraphDevice, GraphEdge, GraphTask, TaskGraph
@@ -44,7 +44,7 @@ def there_and_back(count: int, capacity_bytes: int) -> TaskGraph:
 
 def sound(graph: TaskGraph) -> Schedule:
     schedule = plan_graph(graph, "heft", Budget(iterations=1)).schedule
-    assert faults(graph, schedule) == []
+    assert violations(graph, schedule) == []
     return schedule
 
 
@@ -66,7 +66,7 @@ def test_no_repeat_of_a_deep_plan_can_be_left_out() -> None:
     schedule = sound(graph)
     assert len(schedule.repeats) > 2
     for left in itertools.combinations(schedule.repeats, len(schedule.repeats) - 1):
-        assert faults(graph, dataclasses.replace(schedule, repeats=left))
+        assert violations(graph, dataclasses.replace(schedule, repeats=left))
 
 
 def test_a_deep_plan_written_is_the_plan_read() -> None:

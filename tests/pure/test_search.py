@@ -77,7 +77,7 @@ def test_a_space_is_described_in_words_that_tell_spaces_apart() -> None:
     [
         ({"sampler": "tpee"}, "sampler='tpee' is not known; did you mean 'tpe'?"),
         ({"pruner": "medain"}, "did you mean 'median'?"),
-        ({"goal": "minimize"}, "did you mean 'minimise'?"),
+        ({"goal": "minimise"}, "did you mean 'minimize'?"),
         ({"trials": 0}, "trials=0 is not allowed"),
         ({"trials": True}, "trials=True is not allowed"),
         ({"seed": -1}, "seed=-1 is not allowed"),

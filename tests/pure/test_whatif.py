@@ -14,7 +14,7 @@ from hetero.catalog.load import find
 from hetero.cli.graph import answer
 from hetero.floor.errors import HeteroError
 from hetero.graphs import comparison
-from hetero.graphs.check import faults
+from hetero.graphs.check import violations
 from hetero.graphs.comparison import FleetComparison, compare, is_part_of, plan_family
 from hetero.graphs.planning import Budget, PlannedGraph, plan_graph
 from hetero.graphs.whatif import Measured, changed, named_devices, speed_of
@@ -125,7 +125,7 @@ def test_a_larger_fleet_is_never_slower_and_its_bound_never_above_that_of_a_smal
         small, large = (found.now, found.then) if each.adds else (found.then, found.now)
         assert large.makespan_s <= small.makespan_s, each.name
         assert large.lower_bound_s <= small.lower_bound_s, each.name
-        assert faults(each.before, found.now) == faults(each.after, found.then) == [], each.name
+        assert violations(each.before, found.now) == violations(each.after, found.then) == [], each.name
 
 
 def wide(devices: int) -> TaskGraph:

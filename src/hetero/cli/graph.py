@@ -178,12 +178,12 @@ def check(
 ) -> None:
     """Check a plan of a task graph by code that knows no planner; exits 1 when it is not sound."""
     from hetero.floor.units import format_seconds
-    from hetero.graphs.check import faults
+    from hetero.graphs.check import violations
     from hetero.graphs.formats import read_plannable
     from hetero.graphs.plan_files import read_plan
 
     read, checked = read_plannable(graph), read_plan(plan)
-    found = faults(read, checked)
+    found = violations(read, checked)
     if json:
         print_json({"sound": not found, "faults": found, "makespan_s": checked.makespan_s})
     elif not found:

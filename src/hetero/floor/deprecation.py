@@ -1,6 +1,6 @@
-"""Keywords that moved into options objects: they still work for one version, with a DeprecationWarning.
+"""Keywords that moved into options objects, renamed ones, renamed values: for one version they work and warn.
 
-In: a function as it is now, and which of its former keywords are fields of which options object.
+In: a function as it is now, and which of its former keywords are fields of which options object, or renamed.
 Out: the function, which still takes them. It must not know any options class.
 """
 
@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeVar
 
 from hetero.floor.errors import BadValueError
 
-__all__ = ["Moved", "moved_keywords", "renamed_keywords"]
+__all__ = ["Moved", "moved_keywords", "renamed_keywords", "renamed_values"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -114,6 +114,42 @@ def renamed_keywords(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]
                     f"{name}({old}=) is deprecated: write {names[old]}=", DeprecationWarning, stacklevel=_callers()
                 )
                 kwargs[names[old]] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return accept
+
+    return decorate
+
+
+def renamed_values(**values: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator by which keywords of a function still take the words that they took in the last version.
+
+    Parameters
+    ----------
+    values
+        By keyword: the word of today by the word of the last version.
+
+    Examples
+    --------
+    >>> @renamed_values(goal={"minimise": "minimize"})
+    ... def search(goal="minimize"):
+    ...     return goal
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     search(goal="minimise")
+    'minimize'
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        name = function.__qualname__.removesuffix(".__init__")
+
+        @wraps(function)
+        def accept(*args: P.args, **kwargs: P.kwargs) -> R:
+            for keyword, former in values.items():
+                given = kwargs.get(keyword)
+                if isinstance(given, str) and given in former:
+                    words = f"{name}({keyword}={given!r}) is deprecated: write {keyword}={former[given]!r}"
+                    warnings.warn(words, DeprecationWarning, stacklevel=_callers())
+                    kwargs[keyword] = former[given]
             return function(*args, **kwargs)
 
         return accept

@@ -9,7 +9,7 @@ from hetero.floor.lazy import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hetero.graphs.check import faults as faults
+    from hetero.graphs.check import violations as violations
     from hetero.graphs.planning import Budget as Budget
     from hetero.graphs.planning import plan_graph as plan_graph
     from hetero.graphs.program import Graph as Graph
@@ -40,8 +40,9 @@ else:
                 "Budget",
                 "plan_graph",
             ),
-            "hetero.graphs.check": ("faults",),
+            "hetero.graphs.check": ("violations",),
             "hetero.graphs.program": ("Graph",),
             "hetero.graphs.show": ("graph",),
         },
+        {"faults": "hetero.graphs.violations"},
     )

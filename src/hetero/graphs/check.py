@@ -1,6 +1,6 @@
 """The independent checker of schedules: it shares no code with the planner, only the values.
 
-In: a graph and a schedule. Out: every fault, in words. It must not import plan/.
+In: a graph and a schedule. Out: every violation, in words. It must not import plan/.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from hetero.model.graph import UNLIMITED_BYTES, GraphTask, TaskGraph
 from hetero.model.schedule import Placed, Schedule, Sent
 
-__all__ = ["contention_faults", "faults"]
+__all__ = ["contention_violations", "violations"]
 
 _ROUTE_BYTES = 1e6
 
@@ -23,7 +23,7 @@ Item = tuple[str, int]
 """A data item: the task that made it, and its bytes."""
 
 
-def faults(graph: TaskGraph, schedule: Schedule) -> list[str]:
+def violations(graph: TaskGraph, schedule: Schedule) -> list[str]:
     """Return what is wrong with a schedule under the model that it names; nothing when it is sound.
 
     Notes
@@ -35,24 +35,24 @@ def faults(graph: TaskGraph, schedule: Schedule) -> list[str]:
 
     Examples
     --------
-    >>> from hetero.graphs import GraphDevice, GraphTask, MemoryNode, TaskGraph, Topology, faults, plan_graph
+    >>> from hetero.graphs import GraphDevice, GraphTask, MemoryNode, TaskGraph, Topology, plan_graph, violations
     >>> topology = Topology((MemoryNode("ram", 10**9),))
     >>> graph = TaskGraph((GraphDevice("cpu0", "ram"),), topology, (GraphTask("load", (1.0,)),), ())
-    >>> faults(graph, plan_graph(graph, "heft").schedule)
+    >>> violations(graph, plan_graph(graph, "heft").schedule)
     []
     """
     slack_s = 1e-9 * max((abs(row.finish_s) for row in schedule.placements if math.isfinite(row.finish_s)), default=0.0)
-    found = [*_faults_of_rows(graph, schedule, slack_s), *_faults_of_repeats(graph, schedule, slack_s)]
+    found = [*_violations_of_rows(graph, schedule, slack_s), *_violations_of_repeats(graph, schedule, slack_s)]
     if found:
         return found
     if schedule.model == "contention":
-        found = contention_faults(graph, schedule, slack_s)
+        found = contention_violations(graph, schedule, slack_s)
     else:
         found = list(_early_starts(graph, {row.task: row for row in schedule.placements}, slack_s))
     return [*_overlaps(graph, schedule, slack_s), *found, *_wrong_totals(schedule, slack_s)]
 
 
-def _faults_of_rows(graph: TaskGraph, schedule: Schedule, slack_s: float) -> Iterator[str]:
+def _violations_of_rows(graph: TaskGraph, schedule: Schedule, slack_s: float) -> Iterator[str]:
     tasks = {task.id: task for task in graph.tasks}
     column = {device.id: index for index, device in enumerate(graph.devices)}
     seen: set[str] = set()
@@ -64,14 +64,14 @@ def _faults_of_rows(graph: TaskGraph, schedule: Schedule, slack_s: float) -> Ite
         elif row.device not in column:
             yield f"task {row.task!r}: the graph has no device {row.device!r}"
         else:
-            yield from _fault_of_span(tasks[row.task], column[row.device], row, slack_s)
+            yield from _violations_of_span(tasks[row.task], column[row.device], row, slack_s)
         seen.add(row.task)
     for task in graph.tasks:
         if task.id not in seen:
             yield f"task {task.id!r} is not placed"
 
 
-def _faults_of_repeats(graph: TaskGraph, schedule: Schedule, slack_s: float) -> Iterator[str]:
+def _violations_of_repeats(graph: TaskGraph, schedule: Schedule, slack_s: float) -> Iterator[str]:
     tasks = {task.id: task for task in graph.tasks}
     column = {device.id: index for index, device in enumerate(graph.devices)}
     first = {row.task: row for row in schedule.placements}
@@ -83,10 +83,10 @@ def _faults_of_repeats(graph: TaskGraph, schedule: Schedule, slack_s: float) -> 
         elif row.task in first and row.start_s < first[row.task].finish_s - slack_s:
             yield f"task {row.task!r} is repeated at {row.start_s:.9g} s, before it has finished"
         else:
-            yield from _fault_of_span(tasks[row.task], column[row.device], row, slack_s)
+            yield from _violations_of_span(tasks[row.task], column[row.device], row, slack_s)
 
 
-def _fault_of_span(task: GraphTask, column: int, row: Placed, slack_s: float) -> Iterator[str]:
+def _violations_of_span(task: GraphTask, column: int, row: Placed, slack_s: float) -> Iterator[str]:
     seconds = task.seconds[column]
     if math.isinf(seconds):
         yield f"task {row.task!r} cannot run on {row.device!r}"
@@ -167,7 +167,7 @@ class _Use(NamedTuple):
     by: str
 
 
-def contention_faults(graph: TaskGraph, schedule: Schedule, slack_s: float) -> list[str]:
+def contention_violations(graph: TaskGraph, schedule: Schedule, slack_s: float) -> list[str]:
     """Return what is wrong with the transfers of a schedule, and with what lies where.
 
     Notes
@@ -179,7 +179,7 @@ def contention_faults(graph: TaskGraph, schedule: Schedule, slack_s: float) -> l
     after it. One link, or the links of one bus, carry one transfer at a time, for
     latency + bytes / bandwidth. No memory node ever holds more than its capacity.
     """
-    found = [*_faults_of_transfers(graph, schedule, slack_s), *_faults_of_orders(graph, schedule, slack_s)]
+    found = [*_violations_of_transfers(graph, schedule, slack_s), *_violations_of_orders(graph, schedule, slack_s)]
     stays: dict[str, list[tuple[_Stay, int]]] = {}
     arrivals, uses = _arrivals(graph, schedule), _uses(graph, schedule)
     gone: dict[tuple[Item, str], list[float]] = {}
@@ -196,7 +196,7 @@ def contention_faults(graph: TaskGraph, schedule: Schedule, slack_s: float) -> l
     return [*found, *_overfull(graph, stays, slack_s)]
 
 
-def _faults_of_transfers(graph: TaskGraph, schedule: Schedule, slack_s: float) -> Iterator[str]:
+def _violations_of_transfers(graph: TaskGraph, schedule: Schedule, slack_s: float) -> Iterator[str]:
     links = {(link.src, link.dst): link for link in graph.topology.links}
     items = {(edge.src, edge.nbytes) for edge in graph.edges if edge.nbytes > 0}
     channels: dict[tuple[str, ...], list[Sent]] = {}
@@ -222,7 +222,7 @@ def _named(row: Sent) -> str:
     return f"what {row.task!r} made ({row.nbytes:,} bytes)"
 
 
-def _faults_of_orders(graph: TaskGraph, schedule: Schedule, slack_s: float) -> Iterator[str]:
+def _violations_of_orders(graph: TaskGraph, schedule: Schedule, slack_s: float) -> Iterator[str]:
     where = {row.task: row for row in schedule.placements}
     for edge in graph.edges:
         src, dst = where[edge.src], where[edge.dst]

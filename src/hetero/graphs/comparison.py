@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from hetero.floor.clock import cpu_seconds
-from hetero.graphs.check import faults
+from hetero.graphs.check import violations
 from hetero.graphs.planning import Budget, plan_graph
 from hetero.model.graph import TaskGraph
 from hetero.model.schedule import Schedule
@@ -162,7 +162,7 @@ def _carry_over(graphs: Sequence[TaskGraph], best: dict[int, Schedule], inside: 
             continue
         for giver, taker in ((small, large), (large, small)):
             plan = replace(best[giver], lower_bound_s=0.0)
-            if plan.makespan_s < best[taker].makespan_s and not faults(graphs[taker], plan):
+            if plan.makespan_s < best[taker].makespan_s and not violations(graphs[taker], plan):
                 best[taker] = replace(plan, lower_bound_s=min(best[taker].lower_bound_s, plan.makespan_s))
         bound_s = max(best[small].lower_bound_s, best[large].lower_bound_s)
         best[small] = replace(best[small], lower_bound_s=min(bound_s, best[small].makespan_s))

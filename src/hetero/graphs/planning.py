@@ -17,7 +17,7 @@ import numpy as np
 from hetero.floor.clock import cpu_seconds
 from hetero.floor.deprecation import renamed_keywords
 from hetero.floor.errors import BadValueError, NothingFitsError, did_you_mean
-from hetero.graphs.check import faults
+from hetero.graphs.check import violations
 from hetero.graphs.plan_files import MODELS
 from hetero.model.graph import UNLIMITED_BYTES, GraphTask, TaskGraph
 from hetero.model.schedule import Evicted, Placed, Schedule, Sent
@@ -334,7 +334,7 @@ def contended_plan(
     bound_s = max(found.lower_bound_s, area_bound(least_transfers(p, c)))
     if overflows(p, c, capacity_bytes, found.timeline, found.moves):
         schedule, note = _within_memory(graph, found.timeline, bound_s, policy)
-        wrong = faults(graph, schedule)
+        wrong = violations(graph, schedule)
         assert not wrong, wrong[0]
         return Contended(schedule, iterations, note)
     resident = Resident(found.timeline, found.moves)

@@ -28,7 +28,7 @@ from hetero.train.values import Evaluation
 from hetero.tune.search import run_search, takes_python
 from hetero.tune.space import Range, Space, corners, is_range, read_range
 from hetero.tune.trial import Trial
-from hetero.tune.values import SearchListener, SearchPlan, SearchResult
+from hetero.tune.values import FORMER_GOALS, SearchListener, SearchPlan, SearchResult
 
 if TYPE_CHECKING:
     from hetero.floor.documents import JsonObject
@@ -204,7 +204,7 @@ def read_search(path: Path | str, set: Sequence[str] = ()) -> SearchRecipe:
         plan = _plan(tree, section, _what(tree, objective), space, _goal_of(objective.metric))
         return SearchRecipe(objective, plan, output, objective.recipe(corners(space)[0]).context)
     space = _space(tree, _ranges_of(tree, ("space",)))
-    plan = _plan(tree, section, str(word), space, "minimise")
+    plan = _plan(tree, section, str(word), space, "minimize")
     context = {key: value for key, value in tree.value.items() if key not in ("space", "output")}
     return SearchRecipe(_function(tree, word), plan, output, context)
 
@@ -272,7 +272,12 @@ def _space(tree: Tree, given: Iterator[tuple[Key, object]]) -> dict[str, Range]:
 def _plan(tree: Tree, section: JsonObject, what: str, space: Space, goal: str) -> SearchPlan:
     sampler = section.get("sampler", "tpe")
     trials = section.get("trials", _ALL if sampler == "grid" else _USUAL)
-    words = (sampler, section.get("pruner", "median"), section.get("goal", goal))
+    given = section.get("goal", goal)
+    if isinstance(given, str) and given in FORMER_GOALS:
+        now = FORMER_GOALS[given]
+        _log.warning("%s: goal: %r is now %r; the next version no longer takes the old word", tree.name, given, now)
+        given = now
+    words = (sampler, section.get("pruner", "median"), given)
     try:
         return SearchPlan(what, space, trials, *words, section.get("seed", settings.seed()))
     except BadValueError as error:
@@ -299,7 +304,7 @@ def _of_recipe(tree: Tree, name: str, section: Mapping[str, object]) -> tuple[Re
 
 
 def _goal_of(metric: str) -> str:
-    return "minimise" if metric == "test_loss" else "maximise"
+    return "minimize" if metric == "test_loss" else "maximize"
 
 
 def _what(tree: Tree, objective: RecipeObjective) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hetero.comm.errors import LineClosedError
 from hetero.comm.lines import Line, LineServer
 from hetero.floor import clock, settings
-from hetero.floor.deprecation import moved_keywords
+from hetero.floor.deprecation import moved_keywords, renamed_values
 from hetero.floor.errors import BadValueError, HeteroError, NothingFitsError
 from hetero.floor.extras import need
 from hetero.model.device import Device
@@ -26,7 +26,7 @@ from hetero.session.tasks import task
 from hetero.tune.space import read_space
 from hetero.tune.study import Study
 from hetero.tune.trial import Trial, TrialCall, run_trial
-from hetero.tune.values import SearchError, SearchListener, SearchPlan, SearchResult
+from hetero.tune.values import FORMER_GOALS, SearchError, SearchListener, SearchPlan, SearchResult
 
 if TYPE_CHECKING:
     from hetero.session.context import Context
@@ -141,6 +141,7 @@ class TrialPaces:
 
 
 @moved_keywords(OPENING)
+@renamed_values(goal=FORMER_GOALS)
 def tune(
     objective: Callable[[Trial], object],
     space: Mapping[str, object],
@@ -148,7 +149,7 @@ def tune(
     trials: int | None = None,
     sampler: str = "tpe",
     pruner: str = "median",
-    goal: str = "minimise",
+    goal: str = "minimize",
     storage: str | Path | None = None,
     seed: int | None = None,
     devices: Fleet | Context = None,
@@ -172,7 +173,7 @@ def tune(
     pruner
         'median', 'hyperband' or 'none'.
     goal
-        'minimise' or 'maximise'.
+        'minimize' or 'maximize'.
     storage
         SQLite file of the trials, from which the same call goes on after a kill; None keeps none.
     seed

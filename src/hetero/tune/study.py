@@ -17,7 +17,7 @@ from hetero.floor.errors import BadValueError
 from hetero.floor.files import local_path, output_folder
 from hetero.tune.space import describe, distributions, grid
 from hetero.tune.trial import TrialResult
-from hetero.tune.values import SearchPlan, TrialReport
+from hetero.tune.values import FORMER_GOALS, SearchPlan, TrialReport
 
 if TYPE_CHECKING:
     import optuna
@@ -71,7 +71,7 @@ class Study:
             self._study = optuna.create_study(
                 storage=self._storage,
                 study_name=_NAME,
-                direction="minimize" if plan.goal == "minimise" else "maximize",
+                direction=plan.goal,
                 pruner=_pruner(plan.pruner),
                 load_if_exists=True,
             )
@@ -174,7 +174,7 @@ class Study:
     @property
     def best(self) -> TrialReport | None:
         """The best finished trial; of equal ones the first."""
-        sign = 1.0 if self.plan.goal == "minimise" else -1.0
+        sign = 1.0 if self.plan.goal == "minimize" else -1.0
         ranked = [(sign * (t.value or 0.0), t.number) for t in self._reports.values() if t.state == "finished"]
         return self._reports[min(ranked)[1]] if ranked else None
 
@@ -288,7 +288,8 @@ def _lives(pid: int, since_s: float) -> bool:
 
 def _about_of(text: str, place: str) -> dict[str, object]:
     kinds = {"objective": str, "goal": str, "space": dict}
-    return record_of(parse_json(text, place), kinds, place)
+    about = record_of(parse_json(text, place), kinds, place)
+    return {**about, "goal": FORMER_GOALS.get(about["goal"], about["goal"])}
 
 
 def _difference(known: JsonObject, about: JsonObject) -> str:

@@ -13,11 +13,23 @@ from pathlib import Path
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 from hetero.tune.space import Range
 
-__all__ = ["GOALS", "PRUNERS", "SAMPLERS", "SearchError", "SearchListener", "SearchPlan", "SearchResult", "TrialReport"]
+__all__ = [
+    "FORMER_GOALS",
+    "GOALS",
+    "PRUNERS",
+    "SAMPLERS",
+    "SearchError",
+    "SearchListener",
+    "SearchPlan",
+    "SearchResult",
+    "TrialReport",
+]
 
 SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("median", "hyperband", "none")
-GOALS = ("minimise", "maximise")
+GOALS = ("minimize", "maximize")
+FORMER_GOALS = {"minimise": "minimize", "maximise": "maximize"}
+"""The goals of today by their words of version 0.1, which studies on disk may have."""
 _MOST_TRIALS = 100_000
 
 
@@ -43,7 +55,7 @@ class SearchPlan:
     trials: int
     sampler: str = "tpe"
     pruner: str = "median"
-    goal: str = "minimise"
+    goal: str = "minimize"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -95,7 +107,7 @@ class SearchResult:
     ----------
     best : the best finished trial
     trials : all that ended, in the order of their numbers
-    goal : 'minimise' or 'maximise'
+    goal : 'minimize' or 'maximize'
     seconds : s of this run
     resumed : trials that an earlier run had ended
     storage : file of the study, None where none is kept

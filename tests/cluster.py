@@ -7,6 +7,7 @@ It must not know Ray: it uses the commands that a user has.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,6 @@ from examples.netns import Fleet, fleet_of_namespaces
 from hetero.engines.ray.certificates import make_certificates
 from hetero.floor import settings
 from hetero.floor.errors import HeteroError
-from hetero.floor.platform import available_cpus
 
 __all__ = ["Cluster", "cluster_of_namespaces"]
 
@@ -118,7 +118,7 @@ class Cluster:
                 self.copy(host, self.token)
 
     def _on_own_cpu(self, index: int) -> tuple[str, ...]:
-        cpus = available_cpus()
+        cpus = sorted(os.sched_getaffinity(0))
         return ("taskset", "-c", str(cpus[index % len(cpus)])) if self.pinned else ()
 
     def kill_node(self, index: int) -> None:

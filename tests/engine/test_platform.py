@@ -107,11 +107,9 @@ def test_a_file_is_replaced_whole_or_not_at_all(
 
 
 def test_without_affinity_a_process_stays_unbound(monkeypatch: pytest.MonkeyPatch) -> None:
-    allowed = platform.available_cpus()
-    assert allowed == tuple(sorted(os.sched_getaffinity(0)))
+    allowed = tuple(sorted(os.sched_getaffinity(0)))
     monkeypatch.setattr(FEATURES, "affinity", False)
     assert not platform.bind_to_cpus(allowed[:1])
-    assert platform.available_cpus() == tuple(range(os.cpu_count() or 1))
     assert tuple(sorted(os.sched_getaffinity(0))) == allowed
 
 

@@ -207,7 +207,7 @@ class SimEngine:
         self.starts += 1
         self._post(DeviceReady(self._now_s(), worker.device.id))
 
-    def lose(self, name: str, reason: str, *, permanent: bool = False, told: bool = True) -> None:
+    def lose(self, name: str, reason: str, *, permanent: bool = False) -> None:
         """Kill a worker with all that it holds; the core learns of it a little later."""
         worker = self.workers[name]
         life = worker.life = worker.life + 1

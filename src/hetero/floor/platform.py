@@ -40,7 +40,6 @@ __all__ = [
     "Features",
     "Forks",
     "SharedMemory",
-    "available_cpus",
     "bind_to_cpus",
     "child_environment",
     "describe_exit",
@@ -336,13 +335,6 @@ def bind_to_cpus(cpus: Iterable[int]) -> bool:
             os.sched_setaffinity(0, set(cpus))
             return True
     return False
-
-
-def available_cpus() -> tuple[int, ...]:
-    """Return the CPUs that this process may use, ascending."""
-    if sys.platform == "linux" and FEATURES.affinity:
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
 
 
 class Forks:

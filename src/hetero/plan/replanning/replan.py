@@ -204,7 +204,7 @@ def replan(
     may = scenarios(ahead, now_s, ready_s, len(waiting), WORK // plain)
     best: RemainingPlan | None = None
     least = np.inf
-    for rule, order, pinned, look_s in _candidates(ahead, ranks, old, waiting, turn, everything, plain):
+    for rule, order, pinned, look_s in _candidates(ranks, old, waiting, turn, everything, plain):
         device, start_s, finish_s = g.device.copy(), begun_s.copy(), ends_s.copy()
         end_s = place_rest(g, order, pinned, look_s, free_s, now_s, device, start_s, finish_s)
         mean_s = end_s if may is None else expected_s(may, g, waiting, device, start_s, now_s)
@@ -307,7 +307,7 @@ def _guided(ahead: Ahead, guide: Mapping[int, tuple[float, int]] | None, ranks: 
 
 
 def _candidates(
-    ahead: Ahead, ranks: Ranks, old: RemainingPlan | None, waiting: Ints, turn: int, everything: bool, plain: int
+    ranks: Ranks, old: RemainingPlan | None, waiting: Ints, turn: int, everything: bool, plain: int
 ) -> Iterator[tuple[int, Ints, Ints, Floats]]:
     """Yield (rule, order, pinned devices, look ahead) of what is tried in this pass."""
     horizon = max(1, HORIZON // plain)

@@ -9,10 +9,7 @@ from collections.abc import Sequence
 from math import exp, inf, log
 from typing import NamedTuple
 
-__all__ = ["CRITERIA", "CandidateFigures", "pareto", "ranks", "scores"]
-
-CRITERIA = ("latency", "throughput", "cost", "power")
-"""What candidates are judged by; of throughput more is better, of the others less."""
+__all__ = ["CandidateFigures", "pareto", "ranks", "scores"]
 
 
 class CandidateFigures(NamedTuple):
@@ -34,7 +31,7 @@ class CandidateFigures(NamedTuple):
     spread: float = 1.0
 
     def losses(self) -> tuple[float, ...]:
-        """Return what is better when smaller, in the order of `CRITERIA`; inf where unknown."""
+        """Return what is better when smaller: latency, seconds a token, cost and power; inf where unknown."""
         cost = inf if self.usd_per_hour is None else self.usd_per_hour
         return (self.latency_s, 1.0 / self.throughput_per_s, cost, inf if self.power_w is None else self.power_w)
 

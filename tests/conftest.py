@@ -22,7 +22,7 @@ import pytest
 
 from hetero.floor import settings
 from hetero.floor.platform import describe_exit
-from tests.needs import PARTS, PROJECT, import_or_fail, in_ci
+from tests.needs import PARTS, PROJECT, import_or_fail, in_ci, required
 from tests.startup import sitecustomize
 
 os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for each other spin: 20 times the time on a loaded machine
@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if in_ci():
         pytest.importorskip = import_or_fail  # type: ignore[assignment]
-    unknown = [part for part in settings.required() if part not in PARTS]
+    unknown = [part for part in required() if part not in PARTS]
     if unknown:
         raise pytest.UsageError(f"HETERO_REQUIRE names {', '.join(unknown)}; known: {', '.join(PARTS)}")
 

@@ -33,6 +33,7 @@ __all__ = [
     "in_ci",
     "mpiexec",
     "need",
+    "required",
 ]
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -165,8 +166,13 @@ def in_ci() -> bool:
     return os.environ.get("CI", "").lower() in ("1", "true")
 
 
+def required() -> tuple[str, ...]:
+    """Return the parts that a test run must find, from HETERO_REQUIRE."""
+    return tuple(word.strip() for word in settings.read("HETERO_REQUIRE").split(",") if word.strip())
+
+
 def _is_required(part: str) -> bool:
-    return part in settings.required() or (part == "data" and in_ci())
+    return part in required() or (part == "data" and in_ci())
 
 
 def import_or_fail(name: str, *_: object, **__: object) -> Any:

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hetero.floor import settings
-from tests.needs import PROJECT, absent
+from tests.needs import PROJECT, absent, required
 
 
 def test_every_required_part_is_present() -> None:
-    troubles = [trouble for trouble in map(absent, settings.required()) if trouble]
+    troubles = [trouble for trouble in map(absent, required()) if trouble]
     assert not troubles, "\n".join(troubles)
 
 

@@ -14,7 +14,8 @@ BEGIN, END = "<!-- switches -->", "<!-- end of switches -->"
 
 
 def _table() -> str:
-    rows = [f"| `{s.name}` | {f'`{s.default}`' if s.default else ''} | {s.meaning} |" for s in settings.SWITCHES]
+    shown = [s for s in settings.SWITCHES if s.for_users]
+    rows = [f"| `{s.name}` | {f'`{s.default}`' if s.default else ''} | {s.meaning} |" for s in shown]
     return "\n".join(["| switch | default | meaning |", "|---|---|---|", *rows])
 
 

@@ -36,7 +36,6 @@ __all__ = [
     "progress",
     "read",
     "replaced",
-    "required",
     "seed",
     "switch_on",
     "test_data",
@@ -46,11 +45,24 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """One environment variable: its name, its default and what it does, in words."""
+    """One environment variable.
+
+    Attributes
+    ----------
+    name
+        Of the variable.
+    default
+        Its text where it is not set.
+    meaning
+        What it does, in words.
+    for_users
+        False for what hetero's own processes or its tests set; docs/index.md leaves these out.
+    """
 
     name: str
     default: str
     meaning: str
+    for_users: bool = True
 
 
 SWITCHES: tuple[Switch, ...] = (
@@ -79,15 +91,16 @@ SWITCHES: tuple[Switch, ...] = (
         "settings laid over the configuration, as in 'policy=eft devices.0.cores=2'; quoted as for a shell",
     ),
     Switch("HETERO_PROGRESS", "", "1 shows the progress of every run, 0 of none; default: of runs under 'hetero run'"),
-    Switch("HETERO_LAUNCHED", "", "set by 'hetero launch' for the processes that it starts; do not set it by hand"),
+    Switch("HETERO_LAUNCHED", "", "what 'hetero launch' passes to the processes that it starts", for_users=False),
     Switch("HETERO_SEED", "0", "seed of every random choice"),
     Switch("HETERO_HOME", "~/.hetero", "folder of measured times, probes and checkpoints"),
     Switch(
         "HETERO_REQUIRE",
         "",
         "what must be present in a test run, as in 'opencl,vulkan,netns,chromium'; absent means failure",
+        for_users=False,
     ),
-    Switch("HETERO_TEST_DATA", "", "folder of the data that tests and benchmarks read"),
+    Switch("HETERO_TEST_DATA", "", "folder of the data that tests and benchmarks read", for_users=False),
 )
 
 RUN_OPTION = "hetero_run"
@@ -190,11 +203,6 @@ def overrides() -> tuple[str, ...]:
 def switch_on(name: str, text: str) -> None:
     """Set a registered switch for this process and for those that it starts."""
     os.environ[_BY_NAME[name].name] = text
-
-
-def required() -> tuple[str, ...]:
-    """Return the parts that a test run must find, from HETERO_REQUIRE."""
-    return tuple(word.strip() for word in read("HETERO_REQUIRE").split(",") if word.strip())
 
 
 def test_data() -> Path | None:

@@ -9,6 +9,7 @@ import random
 import signal
 import threading
 import time
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,6 +71,25 @@ def fib(n: int) -> int:
 
 def deep(depth: int) -> set[str]:
     return {here()} if not depth else {here(), *inner().run(deep, depth - 1)}
+
+
+class _HeldAlone(UserDict[int, Any]):
+    """The open tasks of a core, which notes whether anybody reads them without the driver's token."""
+
+    def __init__(self, tasks: dict[int, Any], token: Any) -> None:
+        self.data, self._token, self.unheld = tasks, token, 0
+
+    def get(self, key: int, default: Any = None) -> Any:
+        self.unheld += not self._token.locked()
+        return self.data.get(key, default)
+
+
+def test_what_running_tasks_submit_does_not_read_the_core_without_its_token() -> None:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
+        core = ctx.driver._core
+        core.tasks = watched = _HeldAlone(core.tasks, ctx.driver._token)  # type: ignore[assignment]
+        assert ctx.gather([ctx.submit(deep, 3) for _ in range(3)]) == [{"cpu:0"}] * 3
+        assert watched.unheld == 0
 
 
 def test_children_run_on_all_devices(ctx: hetero.Context) -> None:

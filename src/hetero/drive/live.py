@@ -141,6 +141,7 @@ class Driver(Loop):
         if key not in self._able:
             self._refuse(task, key)
         self.engine.encode(call)
+        call.task = task
         self._calls[task.id] = call
         if sink is not None:
             self._sinks[task.id] = sink
@@ -152,12 +153,10 @@ class Driver(Loop):
         self._inbox.append(TaskSubmitted(self._clock.now_s(), task))
         self._drain()
 
-    def state_of(self, task: int) -> Task | None:
-        """Return an open task, None where the core does not know of it yet, or any more."""
-        alone, state = self._lone, self._core.tasks.get(task)
-        if state is None:
-            return alone[1] if alone is not None and alone[1].id == task else None
-        return state.task
+    def task_of(self, task: int) -> Task | None:
+        """Return an open task as it was handed in, None where its call is not needed any more; from any thread."""
+        call = self._calls.get(task)
+        return None if call is None else call.task
 
     def adopt(self, task: Task, call: Call, sink: OutcomeSink) -> None:
         """Take the call of a task that a running one submits, whose event the engine tells; raises as `submit`."""
@@ -166,6 +165,7 @@ class Driver(Loop):
         key = (task.signature.partition("|")[0], id(task.request))
         if key not in self._able:
             self._refuse(task, key)
+        call.task = task
         self._calls[task.id] = call
         self._sinks[task.id] = sink
 
@@ -352,7 +352,7 @@ class NestedTasks:
         """Prepare a task; return its id and its event, or None where it was refused, which the sink has been told."""
         driver = self._driver
         item = driver.new_id()
-        above = driver.state_of(parent.task)
+        above = driver.task_of(parent.task)
         request = self._request(asked.request, above.request if above is not None else Request())
         depth = 1 if above is None else above.depth + 1
         which = (parent.task, parent.attempt)

@@ -16,7 +16,7 @@ from hetero.model.annotations import TaskNote
 from hetero.model.commands import Cancel, Discard, Free, Launch, StartWorker, Transfer, Withdraw
 from hetero.model.device import Device
 from hetero.model.events import Event
-from hetero.model.tasks import Failure, FailureKind, Request
+from hetero.model.tasks import Failure, FailureKind, Request, Task
 
 if TYPE_CHECKING:
     from hetero.engines.shared.worker_setup import WorkerSetup
@@ -211,6 +211,7 @@ class Call:
     keep : whatever must stay alive until the task ends (the futures among the arguments)
     nest : how it came to be, and whether the tasks that it submits may run elsewhere
     names : by id of an item, the number that stands for it in the encoded arguments, where that is another
+    task : what the core sees of it; set by the driver
     """
 
     function: Function
@@ -222,6 +223,7 @@ class Call:
     keep: tuple[object, ...] = ()
     nest: Nest = Nest(spreads=False)  # noqa: RUF009  it is a tuple
     names: Mapping[int, int] = field(default_factory=dict)
+    task: Task | None = None
 
 
 class Channel(Protocol):

@@ -114,8 +114,8 @@ class LeasePool:
             raise BadValueError(f"there is no lease {number}", remedy="use the number that 'ask' gave")
         return lease
 
-    def take_news(self) -> tuple[LeaseState, ...]:
-        """Return the leases that have changed since this was last asked, as they stand now."""
+    def pop_changes(self) -> tuple[LeaseState, ...]:
+        """Return the leases that have changed, as they stand now, and forget that they have."""
         found, self._changed = tuple(self._changed.values()), {}
         self.lends = bool(self._leases)
         return found
@@ -544,7 +544,7 @@ class LeaseLifecycle:
         for lease in self._pool.leases:
             if lease.phase is LeasePhase.RELEASING and not self._leased[lease.id]:
                 self._pool.release(lease.id, now_s)
-        for lease in self._pool.take_news():
+        for lease in self._pool.pop_changes():
             facts = (str(lease.phase), lease.devices, lease.granted_s, lease.expires_s, lease.reason)
             commands.append(LeaseChanged(lease.id, *facts))
             if lease.over:

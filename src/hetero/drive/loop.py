@@ -100,7 +100,7 @@ class Recorder:
 
     def decided(self) -> None:
         """Write down what is new in the plan, after the core took an event."""
-        if self._plans.is_new and (planned := self._plans.new_plan(self._clock.now_s())) is not None:
+        if self._plans.is_new and (planned := self._plans.pop_plan(self._clock.now_s())) is not None:
             self.record(planned)
 
 
@@ -382,15 +382,15 @@ class Loop:
             self._drain()
         return True
 
-    def _tell_lone(self) -> LoneTasks:
-        """Return what the core does not know yet."""
+    def _pop_lone(self) -> LoneTasks:
+        """Return and clear what the core does not know yet."""
         running, ended = self._lone, tuple(self._lone_ended)
         self._lone, self._lone_ended = None, []
         return LoneTasks(ended[-1][1].at_s if running is None else running[0], ended, running)
 
     def _take(self, event: Event | EventBatch, deliveries: list[Delivery]) -> None:
         if self._lone_ended or self._lone is not None:
-            self._carry_out(self._core.handle(self._tell_lone()), deliveries)
+            self._carry_out(self._core.handle(self._pop_lone()), deliveries)
         record = self._recorder.write
         if record is not None:
             for each in event if isinstance(event, EventBatch) else (event,):

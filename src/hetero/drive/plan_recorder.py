@@ -40,11 +40,11 @@ class PlanRecorder:
 
     @property
     def is_new(self) -> bool:
-        """True when the policy remembers something else than at the last new_plan."""
+        """True when the policy remembers something else than at the last pop_plan."""
         return self._machine.placer.memory is not self._last
 
-    def new_plan(self, now_s: float) -> PlanMade | None:
-        """Return what is new in the plan; None where nothing is."""
+    def pop_plan(self, now_s: float) -> PlanMade | None:
+        """Return what is new in the plan, and record it as known; None where nothing is."""
         placer = self._machine.placer
         plan = placer.memory
         if plan is self._last:

@@ -312,7 +312,7 @@ class _Simulation:
                 carry(command)
             else:
                 self._engine.carry_out(command)
-        if trace is not None and (planned := self._plans.new_plan(self._now_s)) is not None:
+        if trace is not None and (planned := self._plans.pop_plan(self._now_s)) is not None:
             trace(planned)
         balanced(self.machine)
         self._count += 1

@@ -188,6 +188,6 @@ class OwnLeases:
 
     def report(self) -> None:
         """Report to the backend what has changed."""
-        for lease in self.pool.take_news():
+        for lease in self.pool.pop_changes():
             facts = (str(lease.phase), lease.devices, lease.granted_s, lease.expires_s, lease.reason)
             self.backend.on_change(LeaseChanged(lease.id, *facts))()

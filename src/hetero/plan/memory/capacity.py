@@ -180,7 +180,7 @@ class _PlanRun:
         self._begin()
         while self._enqueue():
             self._begin()
-        for due_s in self._state.new_dues():
+        for due_s in self._state.pop_dues():
             heapq.heappush(self.events, (due_s, -1))
 
     def _begin(self) -> None:
@@ -196,7 +196,7 @@ class _PlanRun:
 
     def _enqueue(self) -> bool:
         """Queue the attempts that are to make dropped values again, or sooner than before; False for none."""
-        new = self._state.new_repeats()
+        new = self._state.pop_repeats()
         for attempt in new:
             queue = self._queues[self._attempts.device[attempt]]
             if attempt in queue:

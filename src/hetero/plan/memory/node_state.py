@@ -55,8 +55,8 @@ class Remaking:
         self._allowed = allowed
         self._due: list[int] = []
 
-    def due(self) -> list[int]:
-        """Return the attempts that are to be queued anew and have not begun meanwhile, each once."""
+    def pop_due(self) -> list[int]:
+        """Return and clear the attempts that are to be queued again and have not begun meanwhile, each once."""
         due, self._due = list(dict.fromkeys(self._due)), []
         return [attempt for attempt in due if self._attempts.waiting.get(self._attempts.task[attempt]) == attempt]
 
@@ -213,14 +213,14 @@ class Residence:
         for item in (*made, *inputs):
             self.replicas.tidy(item)
 
-    def new_dues(self) -> list[float]:
-        """Return the times at which something will be possible that is not yet, each once."""
+    def pop_dues(self) -> list[float]:
+        """Return and clear the times at which something will be possible that is not yet, each once."""
         dues, self._dues = sorted(set(self._dues)), []
         return [due_s for due_s in dues if due_s > self.replicas.now_s]
 
-    def new_repeats(self) -> list[int]:
-        """Return the attempts that are to make dropped values again, at their places, new or brought forward."""
-        return self._remaking.due()
+    def pop_repeats(self) -> list[int]:
+        """Return and clear the attempts that are to make dropped values again, at their places; they may have moved."""
+        return self._remaking.pop_due()
 
     @property
     def transfers(self) -> int:
@@ -240,7 +240,7 @@ class Residence:
         if way_s == inf:
             return
         path = self.replicas.path(src, there)
-        if self._waits_for_channel(path[0]):
+        if self._wait_for_channel(path[0]):
             return
         ends = [int(self._c.hop_dst[hop]) for hop in path]
         needed = [node for node in ends if node not in self.replicas.of[item]]
@@ -249,8 +249,8 @@ class Residence:
         if made and all(self._lacking(node, nbytes) <= 0.0 for node in needed):
             self._dues.append(self.replicas.send(item, src, there))
 
-    def _waits_for_channel(self, hop: int) -> bool:
-        """Return whether a hop is in use, and note when it will not be."""
+    def _wait_for_channel(self, hop: int) -> bool:
+        """Record when a hop that is in use will be free, and return True; False where it is free now."""
         free_s = float(self.replicas.free_s[self._c.hop_channel[hop]])
         if free_s > self.replicas.now_s:
             self._dues.append(free_s)
@@ -310,7 +310,7 @@ class Residence:
                 return True
         if refuge < 0:
             return False
-        if not self._waits_for_channel(self.replicas.path(node, refuge)[0]):
+        if not self._wait_for_channel(self.replicas.path(node, refuge)[0]):
             self._dues.append(self.replicas.send_away(item, node, refuge))
         return True
 

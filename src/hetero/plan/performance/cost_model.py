@@ -288,7 +288,7 @@ class CostModel:
                 window.put(size, seconds * state.factor)
             window.calm()
             window.fresh = 0
-            window.moved()
+            window.acknowledge_move()
         forget_oldest(state.windows, SIGNATURES)
         return window
 
@@ -306,7 +306,7 @@ class CostModel:
         shared.weigh()
 
     def _moved(self, window: Window) -> bool:
-        moved = window.moved()
+        moved = window.acknowledge_move()
         self._version += moved
         return moved
 

@@ -165,8 +165,8 @@ class Window:
         self.seconds = [seconds * ratio for seconds in self.seconds]
         self.calm()
 
-    def moved(self) -> bool:
-        """Return whether the estimate moved by more than a tenth since this last said so."""
+    def acknowledge_move(self) -> bool:
+        """Record the estimate as known and return True where it moved by more than a tenth since it last was."""
         now = self.at(self.told_size)
         if self.told and (self.told / 1.1 <= now <= self.told * 1.1 or abs(now - self.told) < NOISE_S / 10.0):
             return False

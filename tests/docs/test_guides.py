@@ -336,7 +336,7 @@ def test_the_kit_of_policies_names_the_step_of_the_guide(policy: Any, sentence: 
 
 
 def test_a_kind_that_takes_kernels_is_shown_to_the_core_by_the_device_that_the_base_completes() -> None:
-    from hetero.core.eligibility import obstacle
+    from hetero.core.obstacles import obstacle
 
     class Kernels(_Dpu):
         kinds: ClassVar[Any] = (DeviceKind("dpu", runs_python=False),)

@@ -9,10 +9,9 @@ from math import inf, log
 import numpy as np
 import pytest
 
-from hetero.core.estimates import Row
 from hetero.core.invariants import check
 from hetero.core.machine import Machine
-from hetero.core.state import Phase, TaskState
+from hetero.core.state import Phase, Row, TaskState
 from hetero.model.device import HOST_NODE
 from hetero.model.events import ItemPut, TaskSubmitted, TaskSuspended
 from hetero.model.tasks import Near, Request, Task

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from hetero.core.eligibility import obstacle
 from hetero.core.machine import Machine
+from hetero.core.obstacles import obstacle
 from hetero.model.device import Device, DeviceType
 from hetero.model.events import DeviceAdded, DeviceReady
 from hetero.model.tasks import Request

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from hetero.core.eligibility import obstacle
 from hetero.core.machine import Rules
+from hetero.core.obstacles import obstacle
 from hetero.drive.sim import Costs, Program, SimHooks, SimTask, simulate
 from hetero.drive.sim_faults import Faults
 from hetero.model.annotations import CollectiveDone, TaskParts

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.core.estimates import EstimateRows, Row
+from hetero.core.estimates import EstimateRows
 from hetero.core.fleet import Fleet
 from hetero.core.replicas import Replicas
-from hetero.core.state import DevicePhase, TaskState
+from hetero.core.state import DevicePhase, Row, TaskState
 from hetero.model.commands import Command
 from hetero.model.tasks import Task
 from hetero.plan.problem import Floats, Ints

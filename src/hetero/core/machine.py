@@ -13,7 +13,8 @@ from hetero.core.eligibility import Eligibility
 from hetero.core.estimates import EstimateRows
 from hetero.core.faults import DataFaults, DeviceFaults, HangDetector
 from hetero.core.fleet import Fleet
-from hetero.core.leases import LeaseLifecycle, LeasePool
+from hetero.core.lease_lifecycle import LeaseLifecycle
+from hetero.core.leases import LeasePool
 from hetero.core.lifecycle import CoreState, TaskLifecycle
 from hetero.core.nesting import Nesting
 from hetero.core.placement import Placer

@@ -15,13 +15,13 @@ from math import ceil, inf, isfinite
 import numpy as np
 
 from hetero.core.eligibility import Affinities
-from hetero.core.estimates import EstimateRows, Row
+from hetero.core.estimates import EstimateRows
 from hetero.core.fleet import AHEAD_S, LOOKAHEAD_S, Fleet
 from hetero.core.leases import LeasePool
 from hetero.core.lookahead import Lookahead, Prefetch
 from hetero.core.policy_view import BestDevice, PolicyView, ReadyTasks
 from hetero.core.replicas import Replicas
-from hetero.core.state import COMING, Batch, DevicePhase, DeviceState, Phase, ReadyQueue, TaskState
+from hetero.core.state import COMING, Batch, DevicePhase, DeviceState, Phase, ReadyQueue, Row, TaskState
 from hetero.model.commands import Command, Launch, Run, RunGroup, Withdraw
 from hetero.model.device import HOST_NODE
 from hetero.model.tasks import Task

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.core.eligibility import Affinities
-from hetero.core.estimates import EstimateRows, Row
+from hetero.core.estimates import EstimateRows
 from hetero.core.fleet import Fleet
 from hetero.core.leases import LeasePool
 from hetero.core.replicas import Item, Replicas
-from hetero.core.state import DevicePhase, DeviceState, TaskState
+from hetero.core.state import DevicePhase, DeviceState, Row, TaskState
 from hetero.model.device import HOST_NODE
 from hetero.plan.policies.base import Floats, Ints, ReadyTask
 

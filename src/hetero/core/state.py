@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hetero.model.commands import Command, SetTimer
 from hetero.model.device import Device
 from hetero.model.events import TaskFinished
-from hetero.model.tasks import Task
-
-if TYPE_CHECKING:
-    from hetero.core.estimates import Row
+from hetero.model.tasks import Request, Task
 
 __all__ = [
     "NEXT_PHASES",
@@ -31,6 +30,7 @@ __all__ = [
     "DeviceState",
     "Phase",
     "ReadyQueue",
+    "Row",
     "Rules",
     "TaskState",
 ]
@@ -152,6 +152,90 @@ class Batch:
 
     def __init__(self) -> None:
         self.left = 0
+
+
+class Row:
+    """Estimated seconds of one class of tasks on every device; inf where it cannot run.
+
+    Attributes
+    ----------
+    seconds : shape (n_devices,), s
+    best : index of the fastest device, -1 when there is none
+    best_s : s, the estimate there
+    known : True when the estimate on the fastest device rests on measurements
+    measured : True when that on any device does
+    high_s : s, a pessimistic run time on the slowest device that is estimated
+    out_bytes : bytes of the largest result seen, -1 before the first
+    plain : whether the request is
+    count : tasks of this class that were handed in
+    ended_well : True when a task of this class was finished in this run
+    waits : True when a task of this class was suspended in this run
+    deadly : True when a task of about this class, whatever it asked for, ended its worker in this run
+    back : transfer time of a result to the best device, shape (n_devices,), s, and the round in which it was worked out
+    """
+
+    __slots__ = (
+        "_guess_s",
+        "_since_s",
+        "back",
+        "best",
+        "best_s",
+        "count",
+        "deadly",
+        "dirty",
+        "ended_well",
+        "high_s",
+        "key",
+        "known",
+        "measured",
+        "out_bytes",
+        "plain",
+        "request",
+        "seconds",
+        "size",
+        "stale",
+        "waits",
+    )
+
+    def __init__(self, key: str, size: float, request: Request) -> None:
+        self.key = key
+        self.size = size
+        self.request = request
+        self.plain = request.is_plain
+        self.seconds: NDArray[np.float64] = np.empty(0)
+        self.best = -1
+        self.best_s = inf
+        self.known = False
+        self.measured = False
+        self.high_s = inf
+        self.out_bytes = -1
+        self._since_s = inf
+        self._guess_s = inf
+        self.count = 0
+        self.ended_well = False
+        self.waits = self.deadly = False
+        self.back: tuple[int, NDArray[np.float64] | None] = (-1, None)
+        self.dirty = 0
+        self.stale = True
+
+    def started(self, now_s: float, guess_s: float) -> None:
+        """Record that a run began, as long as none has finished."""
+        if self._since_s == inf:
+            self._since_s, self._guess_s = now_s, guess_s
+
+    def by_now(self, now_s: float) -> NDArray[np.float64]:
+        """Return the seconds as they must be by now.
+
+        Notes
+        -----
+        While nothing is measured, the first run tells by not ending: once it has taken k times what was guessed,
+        every guess of its class is taken k times as long, so that a slow device is not tried for a task that
+        only looked short.
+        """
+        if self.measured or self._since_s == inf:
+            return self.seconds
+        late = (now_s - self._since_s) / self._guess_s
+        return self.seconds * late if late > 1.0 else self.seconds
 
 
 class TaskState:

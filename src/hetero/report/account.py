@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetero.core.eligibility import obstacle
+from hetero.core.obstacles import obstacle
 from hetero.model.annotations import CollectiveDone, PhasesRun
 from hetero.model.device import HOST_NODE
 from hetero.model.tasks import Request

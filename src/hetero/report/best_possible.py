@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetero.core.eligibility import obstacle
+from hetero.core.obstacles import obstacle
 from hetero.model.tasks import Request
 from hetero.plan.bounds.makespan import lower_bound
 from hetero.report.intervals import Floats, Ints, column

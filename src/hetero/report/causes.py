@@ -15,7 +15,7 @@ from math import inf, isfinite
 from statistics import median
 from typing import NamedTuple
 
-from hetero.core.eligibility import obstacle
+from hetero.core.obstacles import obstacle
 from hetero.drive.sim import Costs, Program, SimTask, simulate
 from hetero.floor.errors import HeteroError
 from hetero.model.annotations import DeviceSampled

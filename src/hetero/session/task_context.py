@@ -16,7 +16,7 @@ from zlib import crc32
 
 import numpy as np
 
-from hetero.core.eligibility import obstacle, refusal
+from hetero.core.obstacles import obstacle, refusal
 from hetero.drive.frame import Frame, current, refuse_deeper, starter
 from hetero.engines.base import Asked, Ended, Function, ItemRef, Spread
 from hetero.engines.shared.exceptions import one_line

@@ -27,11 +27,11 @@ from hetero.plan.graph_search.contended import ContendedFound, contended_search,
 from hetero.plan.graph_search.contended import rehearse as rehearse_contended
 from hetero.plan.graph_search.portfolio import portfolio
 from hetero.plan.memory.capacity import Resident, only_where_it_fits, overflows, within_capacity
-from hetero.plan.planners.contention import Channels, Moves, channels_of, contended_schedule, least_transfers
+from hetero.plan.planners.contention import Channels, channels_of, contended_schedule, least_transfers
 from hetero.plan.planners.heuristics import PLANNERS
 from hetero.plan.planners.heuristics import planner as planner_named
 from hetero.plan.planners.list_scheduling import compiler, order_of
-from hetero.plan.problem import Floats, Ints, Problem, Timeline, problem_of
+from hetero.plan.problem import Floats, Ints, Moves, Problem, Timeline, problem_of
 
 __all__ = [
     "PLANNER_NAMES",

@@ -20,7 +20,9 @@ __all__ = [
     "ROUTE_BYTES",
     "Floats",
     "Ints",
+    "Moves",
     "Problem",
+    "Routes",
     "Timeline",
     "backwards",
     "paths_from",
@@ -85,6 +87,37 @@ class Timeline(NamedTuple):
     def makespan_s(self) -> float:
         """The last finish, s."""
         return float(self.finish_s.max()) if len(self.finish_s) else 0.0
+
+
+class Routes(NamedTuple):
+    """The data items of a graph and the paths that they take, without names; see `Channels` of planners/contention."""
+
+    n_nodes: int
+    n_channels: int
+    item_task: Ints
+    item_bytes: Floats
+    pred_item: Ints
+    hop_first: Ints
+    hop_src: Ints
+    hop_dst: Ints
+    hop_channel: Ints
+    hop_latency_s: Floats
+    hop_s_per_byte: Floats
+
+
+class Moves(NamedTuple):
+    """Transfers as arrays, one entry a hop.
+
+    Attributes
+    ----------
+    item, hop : which data item, over which hop of `Routes`
+    start_s, finish_s : s
+    """
+
+    item: Ints
+    hop: Ints
+    start_s: Floats
+    finish_s: Floats
 
 
 def problem_of(graph: TaskGraph) -> Problem:

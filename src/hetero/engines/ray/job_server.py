@@ -26,8 +26,9 @@ from typing import IO, TYPE_CHECKING, NamedTuple, TypeVar, cast
 import psutil
 
 from hetero.engines.ray.certificates import server_context
-from hetero.engines.ray.cluster import LEAST_STORE_BYTES, Cluster
+from hetero.engines.ray.cluster import Cluster
 from hetero.engines.ray.job_package import MOST_BYTES, JobProgram
+from hetero.engines.ray.node import JOB_SERVER_FILE, LEAST_STORE_BYTES
 from hetero.engines.shared.exceptions import one_line
 from hetero.floor.clock import monotonic_s, sleep
 from hetero.floor.documents import JsonObject, parse_json, record_of
@@ -40,12 +41,10 @@ if TYPE_CHECKING:
     from ray.dashboard.modules.job.common import JobInfo, JobInfoStorageClient
     from ray.dashboard.modules.job.job_manager import JobManager
 
-__all__ = ["CANCELLED", "FILE", "LAST", "JobServer", "Jobs", "State", "keep_ends", "main"]
+__all__ = ["CANCELLED", "LAST", "JobServer", "Jobs", "State", "keep_ends", "main"]
 
 _log = logging.getLogger("hetero.job_server")
 
-FILE = "job_server"
-"""In the node's folder: the address, as soon as it listens."""
 LAST: dict[str, object] = {"last": True}
 """The last answer to a request: answers that end without it were cut off."""
 
@@ -204,7 +203,7 @@ def main() -> None:
     node = psutil.Process(told["pid"])
     certificates = Path(told["certificates"]) if told["certificates"] else None
     server = JobServer(told["host"], told["port"], told["token"], certificates)
-    part = Path(told["folder"]) / f"{FILE}.part"
+    part = Path(told["folder"]) / f"{JOB_SERVER_FILE}.part"
     part.write_text(server.address, encoding="utf-8")
     part.rename(part.with_suffix(""))
     server.serve(node.is_running)

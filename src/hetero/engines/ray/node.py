@@ -32,6 +32,7 @@ from hetero.floor.private import check_own, check_secret, own_home, private_fold
 from hetero.floor.units import format_bytes, shown
 
 __all__ = [
+    "JOB_SERVER_FILE",
     "LEAST_STORE_BYTES",
     "RAYS",
     "Node",
@@ -57,6 +58,8 @@ _MOST_PID = 2**22
 _KINDS: dict[str, type] = {"str": str, "int": int}
 _PREFIX = "hetero-"
 _JOB_SERVER = "hetero.engines.ray.job_server"
+JOB_SERVER_FILE = "job_server"
+"""In the node's folder: the job server's address, as soon as it listens."""
 RAYS = "r"
 """Within the node's folder: Ray opens its own folder to everybody, so it lies in one that is closed."""
 _SOCKET = "session_2026-11-22_04-13-50_609332_4194304/sockets/plasma_store"
@@ -371,22 +374,20 @@ def serve_jobs() -> Node:
 
 def _with_job_server(node: Node, port: int) -> Node:
     """Start the head's job server, a process beside Ray's that needs no Ray before the first job."""
-    from hetero.engines.ray.job_server import FILE
-
     folder = Path(node.folder)
-    (folder / FILE).unlink(missing_ok=True)
+    (folder / JOB_SERVER_FILE).unlink(missing_ok=True)
     command = [sys.executable, "-m", _JOB_SERVER]
     variables = {**node.variables, "RAY_LOG_TO_DRIVER": "0", "RAY_JOB_ALLOW_DRIVER_ON_WORKER_NODES": "0"}
-    process = _started(command, variables, folder, FILE, subprocess.PIPE)
+    process = _started(command, variables, folder, JOB_SERVER_FILE, subprocess.PIPE)
     assert process.stdin is not None
     with process.stdin as stdin:
         stdin.write(json.dumps(asdict(node) | {"port": port}).encode() + b"\n")
     try:
-        _wait(process, folder, (folder / FILE).is_file, FILE)
+        _wait(process, folder, (folder / JOB_SERVER_FILE).is_file, JOB_SERVER_FILE)
     except BaseException:
         _end(process.pid)
         raise
-    return replace(node, jobs=(folder / FILE).read_text(encoding="utf-8"), job_server_pid=process.pid)
+    return replace(node, jobs=(folder / JOB_SERVER_FILE).read_text(encoding="utf-8"), job_server_pid=process.pid)
 
 
 def _started(

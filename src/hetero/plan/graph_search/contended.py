@@ -24,12 +24,12 @@ from hetero.plan.graph_search.contended_kernels import (
 )
 from hetero.plan.graph_search.exact_search import improve_linked, is_small
 from hetero.plan.graph_search.portfolio import portfolio
-from hetero.plan.planners.contention import Channels, Moves, contended_schedule, least_transfers
+from hetero.plan.planners.contention import Channels, contended_schedule, least_transfers
 from hetero.plan.planners.contention_kernels import bookmarks_of, state_of
 from hetero.plan.planners.heuristics import PLANNERS, planner
 from hetero.plan.planners.list_scheduling import order_of
 from hetero.plan.planners.ranks import by_rank, rank
-from hetero.plan.problem import Floats, Ints, Problem, Timeline
+from hetero.plan.problem import Floats, Ints, Moves, Problem, Timeline
 
 __all__ = ["ContendedAnnealing", "ContendedFound", "contended_search", "least_s", "rehearse"]
 

@@ -12,9 +12,8 @@ import numpy as np
 
 from hetero.plan.compiled import njit, njit_in_place
 from hetero.plan.graph_search.walk_kernels import shift
-from hetero.plan.planners.contention import Moves, Routes
 from hetero.plan.planners.contention_kernels import Bookmarks, LinkState, place_all
-from hetero.plan.problem import Floats, Ints, Problem
+from hetero.plan.problem import Floats, Ints, Moves, Problem, Routes
 
 __all__ = [
     "BEST",

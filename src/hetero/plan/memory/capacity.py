@@ -16,8 +16,8 @@ from hetero.floor.errors import NothingFitsError
 from hetero.floor.units import format_bytes
 from hetero.plan.memory.node_state import Residence
 from hetero.plan.memory.replicas import Attempts, Dropped, Repeated
-from hetero.plan.planners.contention import Channels, Moves
-from hetero.plan.problem import Floats, Ints, Problem, Timeline
+from hetero.plan.planners.contention import Channels
+from hetero.plan.problem import Floats, Ints, Moves, Problem, Timeline
 
 __all__ = ["Resident", "only_where_it_fits", "overflows", "within_capacity"]
 

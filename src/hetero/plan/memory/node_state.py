@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hetero.plan.memory.replicas import Attempts, Dropped, PlannedReplicas
-from hetero.plan.planners.contention import Channels, Moves
-from hetero.plan.problem import Floats, Problem
+from hetero.plan.planners.contention import Channels
+from hetero.plan.problem import Floats, Moves, Problem
 
 __all__ = ["Remaking", "Repeat", "Residence"]
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetero.plan.planners.contention import Channels, Moves
-from hetero.plan.problem import Floats, Ints, Problem
+from hetero.plan.planners.contention import Channels
+from hetero.plan.problem import Floats, Ints, Moves, Problem
 
 __all__ = ["Attempts", "Dropped", "PlannedReplica", "PlannedReplicas", "Repeated"]
 

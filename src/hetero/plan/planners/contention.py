@@ -13,9 +13,9 @@ import numpy as np
 
 from hetero.model.graph import TaskGraph
 from hetero.model.topology import Link
-from hetero.plan.problem import Floats, Ints, Problem, Timeline, paths_from
+from hetero.plan.problem import Floats, Ints, Moves, Problem, Routes, Timeline, paths_from
 
-__all__ = ["Channels", "Moves", "Routes", "channels_of", "contended_schedule", "least_transfers"]
+__all__ = ["Channels", "channels_of", "contended_schedule", "least_transfers"]
 
 _NO_TABLE = np.empty((0, 0))
 
@@ -54,37 +54,6 @@ class Channels(NamedTuple):
     def arrays(self) -> Routes:
         """What the inner loop takes."""
         return Routes(len(self.nodes), int(self.hop_channel.max(initial=-1)) + 1, *self[1:])
-
-
-class Routes(NamedTuple):
-    """`Channels` without names."""
-
-    n_nodes: int
-    n_channels: int
-    item_task: Ints
-    item_bytes: Floats
-    pred_item: Ints
-    hop_first: Ints
-    hop_src: Ints
-    hop_dst: Ints
-    hop_channel: Ints
-    hop_latency_s: Floats
-    hop_s_per_byte: Floats
-
-
-class Moves(NamedTuple):
-    """Transfers as arrays, one entry a hop.
-
-    Attributes
-    ----------
-    item, hop : which data item, over which hop of `Channels`
-    start_s, finish_s : s
-    """
-
-    item: Ints
-    hop: Ints
-    start_s: Floats
-    finish_s: Floats
 
 
 def channels_of(graph: TaskGraph, p: Problem) -> Channels:

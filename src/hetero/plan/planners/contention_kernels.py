@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hetero.plan.compiled import njit, njit_in_place
-from hetero.plan.planners.contention import Moves, Routes
-from hetero.plan.problem import Floats, Ints, Problem
+from hetero.plan.problem import Floats, Ints, Moves, Problem, Routes
 
 __all__ = ["Bookmarks", "LinkState", "bookmarks_of", "contended", "place_all", "state_of"]
 

@@ -25,6 +25,7 @@ from hetero.engines.base import Asked, Call, Nest
 from hetero.engines.local.child_process import SILENCE_S
 from hetero.engines.local.nested_tasks import Nested
 from hetero.engines.shared.memory_pool import Payload
+from hetero.engines.shared.messages import NestedSubmitted
 from hetero.errors import BadValueError, HeteroError, NothingFitsError, TaskLostError
 from hetero.model.commands import Launch
 from hetero.model.device import Device, DeviceType
@@ -449,7 +450,8 @@ def test_a_result_is_released_once_no_task_reads_it_and_nobody_wants_it(
     asked = Asked("f", "f|", 0.0, Request())
 
     def submit(number: int, *refs: int) -> None:
-        nested.submit(Launch(1, 1, 0.0), 1, number, "f", b"f", asked, payload, refs, "", Nest())
+        message = NestedSubmitted(1, number, "f", b"f", asked, (), refs, "", Nest())
+        nested.submit(Launch(1, 1, 0.0), message, payload)
 
     submit(1)
     program.commit(100)

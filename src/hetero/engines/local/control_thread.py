@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -48,7 +48,7 @@ class Control:
         self._worker = worker
         self._frames = Frames()
         self._fds: deque[int] = deque()
-        self._aside: deque[msg.Message] = deque()
+        self._aside: deque[msg.WorkerMessage] = deque()
         self.unwanted: dict[int, int] = {}
         self.started = 0
         self.values = KeptValues()
@@ -71,8 +71,9 @@ class Control:
         """Keep a value on this device's memory node."""
         self.values[key] = self._own(value)
 
-    def kept(self, key: Iterable[object]) -> object:
+    def kept(self, key: object) -> object:
         """Return a kept value, its NumPy arrays copied."""
+        assert isinstance(key, tuple | list)
         return fresh(self.values[tuple(key)])
 
     def _own(self, value: object) -> object:
@@ -91,80 +92,84 @@ class Control:
             clock.sleep(GRACE_S)
             os._exit(1)
 
-    def _next(self) -> msg.Message | None:
+    def _next(self) -> msg.WorkerMessage | None:
         return self._aside.popleft() if self._aside else self._receive()
 
-    def _receive(self) -> msg.Message | None:
+    def _receive(self) -> msg.WorkerMessage | None:
         while (message := self._frames.next()) is None:
             chunk, fds = platform.receive_with_files(self._socket, 1 << 16)
             self._fds.extend(fds)
             if not chunk:
                 return None
             self._frames.feed(chunk)
-        return message
+        return msg.unpacked(message)
 
-    def _handle(self, message: msg.Message) -> None:
-        tag = message[0]
-        if tag in (msg.WITHDRAW, msg.CANCEL):
-            self._unwant(tag, message[1])
-        elif tag == msg.SEGMENT:
-            self._worker.segments.add(message[1], self._fds.popleft(), message[2])
-        elif tag == msg.CLOSE:
-            self._worker.segments.close(message[1])
-        elif tag == msg.PING:
-            self._send((msg.PONG,))
-        elif tag == msg.DROP:
-            self.values.drop(message[1])
-        else:
-            self._copy(tag, *message[1:])
+    def _handle(self, message: msg.WorkerMessage) -> None:
+        if isinstance(message, msg.WithdrawAttempt | msg.CancelAttempt):
+            self._unwant(message)
+        elif isinstance(message, msg.MapSegment):
+            self._worker.segments.add(message.number, self._fds.popleft(), message.nbytes)
+        elif isinstance(message, msg.CloseSegment):
+            self._worker.segments.close(message.number)
+        elif isinstance(message, msg.Ping):
+            self._send(msg.Pong())
+        elif isinstance(message, msg.DropValue):
+            self.values.drop(message.key)
+        elif isinstance(message, msg.ImportValue | msg.ExportValue):
+            self._copy(message)
 
-    def _unwant(self, tag: int, seq: int) -> None:
+    def _unwant(self, message: msg.WithdrawAttempt | msg.CancelAttempt) -> None:
+        seq, withdrawn = message.seq, isinstance(message, msg.WithdrawAttempt)
         for old in [old for old in self.unwanted if old <= self.started]:
             self.unwanted.pop(old, None)
         if seq > self.started:
-            self.unwanted[seq] = msg.WITHDRAWN if tag == msg.WITHDRAW else msg.CANCELLED
-            if tag == msg.WITHDRAW and seq > self.started:  # answered now, not behind a task that runs for long
-                self._worker.send((msg.DONE, [(seq, 0.0, (), msg.WITHDRAWN)]))
-        elif tag == msg.CANCEL:
+            self.unwanted[seq] = msg.WITHDRAWN if withdrawn else msg.CANCELLED
+            if withdrawn and seq > self.started:  # answered now, not behind a task that runs for long
+                self._worker.send(msg.AttemptsEnded([tuple(msg.AttemptEnd(seq, 0.0, (), (msg.WITHDRAWN,)))]))
+        elif not withdrawn:
             self._worker.doomed.add(seq)
             if self._worker.running == seq:
                 self.cancelling = seq
                 platform.interrupt_main_thread()
 
-    def _copy(self, tag: int, order: int, key: object, wire: msg.Message = ()) -> None:
-        started_s = self._worker.clock.now_s()
+    def _copy(self, message: msg.ImportValue | msg.ExportValue) -> None:
+        started_s, wire = self._worker.clock.now_s(), None
         try:
-            answer = self._import(key, wire) if tag == msg.IMPORT else self._export(order, key)
+            if isinstance(message, msg.ImportValue):
+                self._import(message.key, WireValue(*message.wire))
+            else:
+                wire = self._export(message.order, message.key)
         except Exception as error:  # noqa: BLE001  the program words it
-            self._send((msg.TROUBLE, order, one_line(error)))
+            self._send(msg.CopyFailed(message.order, one_line(error)))
             return
-        done = msg.IMPORTED if tag == msg.IMPORT else msg.EXPORTED
-        self._send((done, order, started_s, self._worker.clock.now_s() - started_s, answer))
+        seconds = self._worker.clock.now_s() - started_s
+        if wire is None:
+            self._send(msg.ValueImported(message.order, started_s, seconds))
+        else:
+            self._send(msg.ValueExported(message.order, started_s, seconds, tuple(wire)))
 
-    def _import(self, key: object, wire: msg.Message) -> tuple[object, ...]:
+    def _import(self, key: object, travelling: WireValue) -> None:
         views: Views = []
-        travelling = WireValue(*wire)
         wait_for_link(self._worker.device, sum([place[2] for place in travelling.places]))
         self.keep(key, self._worker.runner.to_device(self._worker.segments.value(travelling, views)))
         self._worker.segments.release(views)
-        return ()
 
-    def _export(self, order: int, key: object) -> tuple[object, ...]:
+    def _export(self, order: int, key: object) -> WireValue:
         value = self._worker.runner.to_host(self.values[key])
         wire = store(value, self._worker.segments, lambda buffers: self._lease(order, lengths(buffers)))
         wait_for_link(self._worker.device, sum([place.nbytes for place in wire.places]))
-        return tuple(wire)
+        return wire
 
     def _lease(self, order: int, sizes: list[int]) -> list[BufferPlace]:
-        self._send((msg.LEASE, -order, sizes, False))
+        self._send(msg.LeaseWanted(-order, sizes, False))
         while (message := self._receive()) is not None:
-            if message[0] == msg.LEASE:
-                return msg.granted(message[1])
-            if message[0] in (msg.SEGMENT, msg.PING):
+            if isinstance(message, msg.LeaseGranted):
+                return msg.granted(message.answer)
+            if isinstance(message, msg.MapSegment | msg.Ping):
                 self._handle(message)
             else:
                 self._aside.append(message)
         raise EOFError
 
-    def _send(self, message: tuple[object, ...]) -> None:
-        self._socket.sendall(frame(message))
+    def _send(self, message: msg.WorkerMessage) -> None:
+        self._socket.sendall(frame(msg.packed(message)))

@@ -122,10 +122,6 @@ class LocalEngine(PayloadEngine[Worker]):
         kind = ProcessProxy if self._in_process(self._devices[device]) else ThreadWorker
         self._workers[device] = kind(self._context, self._devices[device])
 
-    def commit(self, task: int, attempt: int) -> None:
-        """Make the result of this attempt the data item `task`; later results of the task are dropped."""
-        self._context.items.commit(task, attempt)
-
     # -- data -------------------------------------------------------------------------------------------------
 
     def load(self, item: int) -> object:

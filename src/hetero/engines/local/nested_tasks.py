@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hetero.engines.base import Asked, Call, Function, Nest
@@ -92,7 +93,7 @@ class Nested:
         self,
         context: LocalContext,
         worker: ProcessProxy,
-        send: Callable[[tuple[object, ...]], None],
+        send: Callable[[msg.WorkerMessage], None],
         announce: Callable[[Payload], None],
     ) -> None:
         self._context = context
@@ -104,11 +105,9 @@ class Nested:
         self._functions: dict[str, Function] = {}
         self._lock = threading.Lock()
 
-    def submit(
-        self, launch: Launch, seq: int, number: int, key: str, blob: bytes, asked: msg.Message, payload: Payload,
-        refs: tuple[int, ...], task_key: str, nest: tuple[object, ...],
-    ) -> Event | None:  # fmt: skip
+    def submit(self, launch: Launch, message: msg.NestedSubmitted, payload: Payload) -> Event | None:
         """Take a task that an attempt submits; return what to tell."""
+        seq, number, key, blob, asked, _, refs, task_key, nest = message
         submitter, reply, wish = self._context.submitter, _Reply(self, seq, number), Asked(*asked)
         assert submitter is not None
         with self._lock:
@@ -200,13 +199,13 @@ class Nested:
         """Hand a result to the worker, or only say that it is there where it lies on another device."""
         seconds = self._context.below_s.pop(reply.item, 0.0)
         if self._is_wanted(reply):
-            head = (msg.RESULT, reply.number, reply.item, seconds)
+            end = partial(msg.NestedEnded, reply.number, reply.item, seconds)
             try:
-                self._send((*head, msg.VALUE, *self._travelling(reply)))
+                self._send(end(msg.VALUE, self._travelling(reply)))
             except DeviceLostError:
-                self._send((*head, msg.RESIDENT))
+                self._send(end(msg.RESIDENT, ()))
             except Exception as error:  # noqa: BLE001  a value that a thread left may not be picklable
-                self._send((*head, msg.FAILED, "unserialisable", one_line(error), *dump_error(error)))
+                self._send(end(msg.FAILED, ("unserialisable", one_line(error), *dump_error(error))))
 
     def _travelling(self, reply: _Reply) -> tuple[object, ...]:
         (wire, key), payload = self._context.items.for_worker(reply.item, self._worker)
@@ -221,8 +220,8 @@ class Nested:
         if self._is_wanted(reply):
             error = failure.payload if isinstance(failure.payload, BaseException) else None
             told = (None, "") if error is None else dump_error(error)
-            kind_and_text = (failure.kind, failure.message, *told)
-            self._send((msg.RESULT, reply.number, reply.item, 0.0, msg.FAILED, *kind_and_text))
+            rest = (failure.kind, failure.message, *told)
+            self._send(msg.NestedEnded(reply.number, reply.item, 0.0, msg.FAILED, rest))
 
     def fetch(self, number: int) -> None:
         """Copy a value from another device, in a thread of its own, since that may wait for a lost one."""
@@ -231,12 +230,11 @@ class Nested:
             threading.Thread(target=self._bring, args=(reply,), name="hetero-fetch", daemon=True).start()
 
     def _bring(self, reply: _Reply) -> None:
-        head = (msg.RESULT, reply.number, reply.item, 0.0, msg.VALUE)
+        end = partial(msg.NestedEnded, reply.number, reply.item, 0.0, msg.VALUE)
         try:
             assert reply.load is not None
             payload = reply.holds = self._context.pool.payload(reply.load())
             self._announce(payload)
-            self._send((*head, tuple(WireValue(*payload.wire())), None))
+            self._send(end((tuple(WireValue(*payload.wire())), None)))
         except BaseException as error:  # noqa: BLE001  whatever it is, the task that waits must learn of it
-            blob, text = dump_error(error)
-            self._send((*head, "crash", one_line(error), blob, text))
+            self._send(end(("crash", one_line(error), *dump_error(error))))

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import cast
 
 from hetero.engines.base import Call
 from hetero.engines.local.child_process import LOOK_S, SILENCE_S, STOP_S, Child, Pulse
@@ -21,7 +21,7 @@ from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import failure_of, one_line
 from hetero.engines.shared.groups import Chunk, GroupMessages, GroupTask, Whole
 from hetero.engines.shared.hub import Pipe
-from hetero.engines.shared.in_flight import InFlight, Shipped
+from hetero.engines.shared.in_flight import InFlight, InFlightProxy, Shipped
 from hetero.engines.shared.items import HeldItem, Replica
 from hetero.engines.shared.memory_pool import OutputLeases, Payload
 from hetero.engines.shared.wire import READ_BYTES, BufferPlace, Frames, WireValue
@@ -49,19 +49,17 @@ STARTS = 5
 none has worked on its device before."""
 SHORTAGES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT})
 """What a start may lack that other programs, or other tasks, may give back."""
-CANCEL_S = 0.2
 
 
-class ProcessProxy:
+class ProcessProxy(InFlightProxy):
     """One worker process of one device; a new one is made for each start."""
 
     def __init__(self, context: LocalContext, device: Device) -> None:
-        self.device = device
+        super().__init__(context.hub, device)
         self._context = context
         self._levels = context.entry.setup.levels
         self._node = device.memory_node
         self._lock = threading.Lock()
-        self._in_flight: dict[int, InFlight] = {}
         self._seqs: dict[tuple[int, int], int] = {}
         self._next = 0
         self._drops = 0
@@ -84,7 +82,6 @@ class ProcessProxy:
         self._unfit = False
         self._broken_by = 0
         self._ready = False
-        self._ended = False
         self._stopping = False
         self._why = ""
         self._pulse = Pulse()
@@ -114,7 +111,7 @@ class ProcessProxy:
         hub.watch(control.fileno(), self._control.on_ready)
         if self._child.pidfd >= 0:
             hub.watch(self._child.pidfd, lambda mask: self._gone())
-        self._data.send(tuple(self._child.hello))
+        self._data.send(self._child.hello)
         hub.at(self._context.start_s, self._too_late)
         hub.at(LOOK_S, self._check_alive)
 
@@ -137,7 +134,7 @@ class ProcessProxy:
             self._passing = True
             self._kill(f"its worker was frozen: no answer and no processor time for {SILENCE_S:g} s")
         elif self._opened and self._pulse.quiet == 1:
-            self._control.send((msg.PING,))
+            self._control.send(msg.Ping())
 
     # -- what the engine asks ---------------------------------------------------------------------------------
 
@@ -154,18 +151,21 @@ class ProcessProxy:
             if jobs and not self._ended:
                 if (levels := logs.levels()) is not self._levels:
                     self._levels = levels
-                    self._data.send((msg.LEVELS, levels))
+                    self._data.send(msg.LogLevels(levels))
                 if functions:
-                    self._shipped.retire(functions, {job[4] for job in jobs})
+                    self._shipped.retire(functions, {job.key for job in jobs})
                 again = any(launch.attempt > 1 for launch, _ in launches)
                 leases = {
-                    job[0]: lease for job in jobs if not job[-2] and (lease := self._leases.grant_ahead(job[0], job[4]))
+                    job.seq: lease
+                    for job in jobs
+                    if not job.group and (lease := self._leases.grant_ahead(job.seq, job.key))
                 }
-                self._data.send((msg.RUN, functions, jobs, self._drops if again else 0, leases))
+                drops = self._drops if again else 0
+                self._data.send(msg.RunAttempts(functions, [tuple(job) for job in jobs], drops, leases))
 
     def _job(
         self, launch: Launch, call: Call, functions: list[tuple[str, bytes]], group: GroupTask | None, rank: int
-    ) -> msg.Message | None:
+    ) -> msg.AttemptCall | None:
         encoded: Payload = call.encoded
         holds, items = [encoded], {}
         try:
@@ -189,7 +189,8 @@ class ProcessProxy:
         nest = call.nest if group is None else call.nest._replace(spreads=False)
         if launch.over:
             nest = nest._replace(above=launch.over)
-        return (self._next, *launch[:3], key, call.task_key, tuple(encoded.wire()), items, member, tuple(nest))
+        wire = cast("WireValue", tuple(encoded.wire()))  # pickle would name its class in each message
+        return msg.AttemptCall(self._next, *launch[:3], key, call.task_key, wire, items, member, tuple(nest))
 
     def _announce(self, payload: Payload) -> None:
         """Hand the worker the files among a payload's segments."""
@@ -197,45 +198,37 @@ class ProcessProxy:
             number = block.place.segment
             if number and number not in self._segments:
                 self._segments.add(number)
-                self._control.send((msg.SEGMENT, number, block.segment.memory.nbytes), [block.segment.memory.fd])
+                self._control.send(msg.MapSegment(number, block.segment.memory.nbytes), [block.segment.memory.fd])
 
     def withdraw(self, task: int, attempt: int) -> None:
         """Ask for an attempt back."""
         seq = self._seqs.get((task, attempt))
         if seq is not None and self._ready:
-            self._control.send((msg.WITHDRAW, seq))
+            self._control.send(msg.WithdrawAttempt(seq))
 
     def cancel(self, task: int, attempt: int) -> None:
         """Stop an attempt: by an exception first, then by ending the worker."""
         seq = self._seqs.get((task, attempt))
         if seq is not None and self._ready:
-            self._control.send((msg.CANCEL, seq))
+            self._control.send(msg.CancelAttempt(seq))
             if seq in self._suspended:
-                self._data.send((msg.WAKE,))
-            self._context.hub.at(CANCEL_S, lambda: self._insist(seq, running=self._is_first(seq)))
+                self._data.send(msg.WakeWorker())
+            self._insist_later(seq)
 
     def _is_first(self, seq: int) -> bool:
         """Return whether an attempt runs, as far as is known: one that waits below others is not stopped by force."""
         return next((each for each in self._in_flight if each not in self._suspended), 0) == seq
 
-    def _insist(self, seq: int, running: bool) -> None:
-        if self._ended or seq not in self._in_flight:
-            return
-        if running:
-            self._kill(f"it was ended to stop task {self._in_flight[seq].launch.task}")
-        else:
-            self._context.hub.at(CANCEL_S, lambda: self._insist(seq, self._is_first(seq)))
-
     def import_value(self, key: object, payload: Payload, done: Callable[..., None]) -> None:
         """Copy a value to the device's memory node; `done(error, started_s, seconds, answer)` in the hub's thread."""
         self._announce(payload)
-        self._order(msg.IMPORT, done, key, tuple(payload.wire()))
+        self._order(done, lambda order: msg.ImportValue(order, key, tuple(payload.wire())))
 
     def export_value(self, key: object, done: Callable[..., None]) -> None:
         """Copy a kept value to the host; the answer of `done` is an `HeldItem`."""
-        self._order(msg.EXPORT, done, key)
+        self._order(done, lambda order: msg.ExportValue(order, key))
 
-    def _order(self, tag: int, done: Callable[..., None], key: object, *rest: object) -> None:
+    def _order(self, done: Callable[..., None], message: Callable[[int], msg.WorkerMessage]) -> None:
         with self._lock:
             self._next += 1
             number = self._next
@@ -244,20 +237,20 @@ class ProcessProxy:
         if absent:
             self._context.hub.call(self._fail_orders)
         else:
-            self._control.send((tag, number, key, *rest))
+            self._control.send(message(number))
 
     def drop(self, key: object) -> None:
         """Forget a kept value."""
         if self._ready and not self._ended:
             self._drops += 1
-            self._control.send((msg.DROP, key))
+            self._control.send(msg.DropValue(key))
 
     def drop_segment(self, number: int) -> None:
         """Unmap a file that is not used any more."""
         if number in self._segments:
             self._segments.discard(number)
             if not self._ended:
-                self._control.send((msg.CLOSE, number))
+                self._control.send(msg.CloseSegment(number))
 
     def recv(self, task: int, sender: int, content: Whole | Chunk) -> None:
         """Take a value from another member of a group."""
@@ -289,92 +282,82 @@ class ProcessProxy:
         try:
             frames.feed(chunk)
             while (message := frames.next()) is not None:
-                self._handle(pipe, message)
+                self._handle(pipe, msg.unpacked(message))
         except Exception as error:  # noqa: BLE001  a task may have written over the worker's memory or its socket
             self._kill(f"its worker sent what cannot be understood ({one_line(error)})")
             return -1
         return len(chunk) or -1
 
-    def _handle(self, pipe: Pipe, message: msg.Message) -> None:
-        tag = message[0]
-        if tag == msg.DONE:
-            for row in message[1]:
-                self._answered(*row)
-        elif tag == msg.LEASE:
-            pipe.send((msg.LEASE, self._grant(*message[1:])))
-        elif tag in (msg.IMPORTED, msg.EXPORTED):
-            self._copied(*message)
-        elif tag == msg.TROUBLE:
-            self._leases.close(-message[1])
-            self._orders.pop(message[1])(message[2], 0.0, 0.0, None)
-        elif tag == msg.SEND:
-            self._on_send(*message[1:])
-        elif tag == msg.RECEIVED:
-            self._group_messages.received(BufferPlace(*message[1]))
-        elif tag == msg.NOTES:
-            self._context.annotate(message[1])
-        elif tag == msg.LOG:
-            self._context.log([message[1]])
-        elif tag == msg.SUBMIT:
-            self._submits(*message[1:])
-        elif tag in (msg.SUSPENDED, msg.RESUMED):
-            self._moves(tag, *message[1:])
-        elif tag == msg.FETCH:
-            self._nested.fetch(message[1])
-        elif tag == msg.RELEASE:
-            self._nested.release(message[1])
-        elif tag == msg.UNWANT:
-            if (event := self._nested.unwanted(message[1])) is not None:
+    def _handle(self, pipe: Pipe, message: msg.WorkerMessage) -> None:
+        if isinstance(message, msg.AttemptsEnded):
+            for row in message.rows:
+                self._answered(msg.AttemptEnd._make(row))
+        elif isinstance(message, msg.LeaseWanted):
+            pipe.send(msg.LeaseGranted(self._grant(message)))
+        elif isinstance(message, msg.NestedSubmitted):
+            self._submits(message)
+        elif isinstance(message, msg.AttemptSuspended | msg.AttemptResumed):
+            self._moves(message)
+        elif isinstance(message, msg.ValueImported | msg.ValueExported):
+            self._copied(message)
+        elif isinstance(message, msg.CopyFailed):
+            self._leases.close(-message.order)
+            self._orders.pop(message.order)(message.why, 0.0, 0.0, None)
+        elif isinstance(message, msg.PieceSent):
+            self._on_send(message)
+        elif isinstance(message, msg.PieceRead):
+            self._group_messages.received(BufferPlace(*message.place))
+        elif isinstance(message, msg.NotesTaken):
+            self._context.annotate(message.notes)
+        elif isinstance(message, msg.LogRecord):
+            self._context.log([message.record])
+        elif isinstance(message, msg.FetchNested):
+            self._nested.fetch(message.number)
+        elif isinstance(message, msg.ReleaseNested):
+            self._nested.release(message.numbers)
+        elif isinstance(message, msg.CancelNested):
+            if (event := self._nested.unwanted(message.number)) is not None:
                 self._context.hub.emit(event)
-        elif tag == msg.OPENED:
+        elif isinstance(message, msg.DeviceOpened):
             self._opened = True
-        elif tag == msg.READY:
-            self._greeted(message[1])
-        elif tag == msg.BROKEN:
-            self._why, self._unfit = message[1], not self._opened
-        elif tag == msg.RESTART:
-            self._broken_by = message[1]
-            self._why = f"a task left the device unusable for its worker ({message[2]})"
+        elif isinstance(message, msg.WorkerReady):
+            self._greeted(message.python)
+        elif isinstance(message, msg.WorkerBroken):
+            self._why, self._unfit = message.why, not self._opened
+        elif isinstance(message, msg.WorkerUnusable):
+            self._broken_by = message.task
+            self._why = f"a task left the device unusable for its worker ({message.why})"
 
-    def _submits(
-        self,
-        seq: int,
-        number: int,
-        key: str,
-        blob: bytes,
-        asked: tuple[object, ...],
-        wire: msg.Message,
-        refs: tuple[int, ...],
-        task_key: str,
-        nest: tuple[object, ...],
-    ) -> None:
-        request, travelling = self._in_flight.get(seq), WireValue(*wire)
+    def _submits(self, message: msg.NestedSubmitted) -> None:
+        request = self._in_flight.get(message.seq)
         if request is not None:
-            payload = self._leases.filled(seq, travelling)
-            event = self._nested.submit(request.launch, seq, number, key, blob, asked, payload, refs, task_key, nest)
+            payload = self._leases.filled(message.seq, WireValue(*message.wire))
+            event = self._nested.submit(request.launch, message, payload)
             if event is not None:
                 self._context.hub.emit(event)
 
-    def _moves(self, tag: int, seq: int, since_s: float, number: int = 0) -> None:
+    def _moves(self, message: msg.AttemptSuspended | msg.AttemptResumed) -> None:
         """Report that an attempt waits for others, or goes on."""
+        seq, since_s = message.seq, message.since_s
         request = self._in_flight.get(seq)
         if request is None:
             return
         now_s, (task, attempt, *_) = self._context.clock.now_s(), request.launch
-        if tag == msg.SUSPENDED:
+        if isinstance(message, msg.AttemptSuspended):
             self._suspended.add(seq)
-            awaits = self._nested.item(number)
+            awaits = self._nested.item(message.awaits)
             self._context.hub.emit(TaskSuspended(now_s, task, attempt, self.device.id, since_s, awaits))
         else:
             self._suspended.discard(seq)
             self._context.hub.emit(TaskResumed(now_s, task, attempt, self.device.id, since_s))
 
-    def _on_send(self, seq: int, rank: int, fields: msg.Message) -> None:
-        request, piece = self._in_flight[seq], Chunk(*fields)
+    def _on_send(self, message: msg.PieceSent) -> None:
+        request, piece = self._in_flight[message.seq], Chunk(*message.piece)
         assert request.group is not None
         if isinstance(piece.data, tuple):
-            piece = piece._replace(data=self._leases.filled(seq, WireValue(b"", (BufferPlace(*piece.data),))))
-        request.group.send(request.rank, rank, piece)
+            lease = WireValue(b"", (BufferPlace(*piece.data),))
+            piece = piece._replace(data=self._leases.filled(message.seq, lease))
+        request.group.send(request.rank, message.rank, piece)
 
     def _greeted(self, version: str) -> None:
         own = ".".join(map(str, sys.version_info[:2]))
@@ -386,18 +369,20 @@ class ProcessProxy:
         del self._context.failed_starts[self.device.id]
         self._context.hub.emit(DeviceReady(self._context.clock.now_s(), self.device.id))
 
-    def _grant(self, lease: int, sizes: list[int], result: bool) -> list[BufferPlace] | str:
-        request = self._in_flight.get(lease)
-        key = request.call.function.key if result and request and not request.group else ""
-        return self._leases.grant(lease, sizes, key)
+    def _grant(self, wanted: msg.LeaseWanted) -> list[BufferPlace] | str:
+        request = self._in_flight.get(wanted.number)
+        key = request.call.function.key if wanted.result and request and not request.group else ""
+        return self._leases.grant(wanted.number, wanted.sizes, key)
 
-    def _copied(self, tag: int, order: int, started_s: float, seconds: float, answer: msg.Message) -> None:
-        payload = self._leases.close(-order, WireValue(*answer) if tag == msg.EXPORTED else None)
+    def _copied(self, message: msg.ValueImported | msg.ValueExported) -> None:
+        wire = WireValue(*message.wire) if isinstance(message, msg.ValueExported) else None
+        payload = self._leases.close(-message.order, wire)
         item = None if payload is None else HeldItem(payload)
         self._context.counters["transfers"] += 1
-        self._orders.pop(order)("", started_s, seconds, item)
+        self._orders.pop(message.order)("", message.started_s, message.seconds, item)
 
-    def _answered(self, seq: int, started_s: float, parts: tuple[float, ...], how: int, *rest: Any) -> None:
+    def _answered(self, end: msg.AttemptEnd) -> None:
+        seq, started_s, parts, (how, *rest) = end
         with self._lock:
             request = self._in_flight.pop(seq, None)
             payload = self._leases.close(

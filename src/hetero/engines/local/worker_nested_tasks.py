@@ -6,10 +6,10 @@ In: calls of the running task, results from the program. Out: messages. It must 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetero.engines.base import Asked, Ended, Function, Nest
 from hetero.engines.shared import messages as msg
@@ -78,7 +78,9 @@ class Spreading:
             number = self._numbers
             task_key, come = nest
             worker.send(
-                (msg.SUBMIT, seq, number, function.key, blob, tuple(asked), tuple(wire), refs, task_key, tuple(come))
+                msg.NestedSubmitted(
+                    seq, number, function.key, blob, tuple(asked), tuple(wire), refs, task_key, tuple(come)
+                )
             )
             if blob and "#" not in function.key:  # others are made anew so often that nobody keeps them
                 self._known[function.key] = None
@@ -111,7 +113,7 @@ class Spreading:
         numbers = []
         while self._released:
             numbers.append(self._released.popleft())
-        self._worker.send((msg.RELEASE, numbers))
+        self._worker.send(msg.ReleaseNested(numbers))
 
     def wait(self, done: Callable[[], bool], timeout_s: float | None, number: int = 0) -> bool:
         """Release the device until something is so; False where that was not so in time."""
@@ -156,8 +158,9 @@ class Spreading:
         self._marked[0] = mark
         return before
 
-    def answer(self, number: int, task: int, seconds: float, how: int, *rest: Any) -> None:
+    def answer(self, end: msg.NestedEnded) -> None:
         """Take the end of a task, or the value that was asked for."""
+        number, task, seconds, how, rest = end
         if number in self._fetched:
             self._fetched[number] = rest
             return
@@ -175,7 +178,7 @@ class Spreading:
             load = partial(self._value, *rest) if how == msg.VALUE else partial(self._fetch, number)
             ended(Ended(task, seconds, load, None))
 
-    def _value(self, wire: msg.Message | None, key: Iterable[object]) -> object:
+    def _value(self, wire: msg.Message | None, key: object) -> object:
         """Read a value; its buffers are copied, since their places are the program's."""
         if wire is None:
             return self._worker.control.kept(key)
@@ -189,7 +192,7 @@ class Spreading:
         self._fetched[number] = None
         try:
             with self._worker.shield():
-                self._worker.send((msg.FETCH, number))
+                self._worker.send(msg.FetchNested(number))
             self.wait(lambda: self._fetched[number] is not None, None)
             found = self._fetched[number] or ()
         finally:
@@ -205,7 +208,7 @@ class Spreading:
         if seq is not None:
             self._attempts[seq].open.pop(number)
             with self._worker.shield():
-                self._worker.send((msg.UNWANT, number))
+                self._worker.send(msg.CancelNested(number))
 
     def release(self, number: int) -> None:
         """Record that nobody wants a result any more."""

@@ -69,9 +69,9 @@ class WorkerProcess:
         self.doomed: set[int] = set()
         self._levels = hello.setup.levels
         self._frames = frames
-        self._pending: list[msg.Message] = []
+        self._pending: list[msg.WorkerMessage] = []
         self._waiting = 0
-        self._jobs: deque[msg.Message] = deque()
+        self._jobs: deque[AttemptCall] = deque()
         self._functions = WorkerFunctions()
         self._leases: dict[int, list[BufferPlace]] = {}
         self.timing = TaskClock(self.clock.now_s)
@@ -91,10 +91,10 @@ class WorkerProcess:
                 remedy="send and receive in the task's own process",
             )
 
-    def send(self, message: tuple[object, ...]) -> None:
+    def send(self, message: msg.WorkerMessage) -> None:
         """Send one message to the program."""
         self._refuse_fork()
-        data = frame(message)
+        data = frame(msg.packed(message))
         with self._send_lock:
             self.data.sendall(data)
 
@@ -106,12 +106,12 @@ class WorkerProcess:
         """Send a log record; one of the running task is not cut in two by its cancellation."""
         if threading.current_thread() is threading.main_thread():
             with self.shield():
-                self.send((msg.LOG, record))
+                self.send(msg.LogRecord(record))
         else:
-            self.send((msg.LOG, record))
+            self.send(msg.LogRecord(record))
 
-    def _send_rows(self, rows: list[object]) -> None:
-        self.send((msg.DONE, rows))
+    def _send_rows(self, rows: list[msg.AttemptEnd]) -> None:
+        self.send(msg.AttemptsEnded([tuple(row) for row in rows]))
 
     def _group_message(self, seq: int) -> tuple[int, int, object]:
         """Return the next message for the running member of a group; later runs keep their turn.
@@ -122,10 +122,12 @@ class WorkerProcess:
         self._unpack()
         while True:
             for position, message in enumerate(self._pending):
-                if message[0] in (msg.SEND, msg.LEFT) and message[1] == seq:
+                if isinstance(message, msg.PieceSent) and message.seq == seq:
                     del self._pending[position]
-                    content = Chunk(*message[3]) if message[0] == msg.SEND else message[3]
-                    return message[0], message[2], content
+                    return msg.SEND, message.rank, Chunk(*message.piece)
+                if isinstance(message, msg.MemberLeft) and message.seq == seq:
+                    del self._pending[position]
+                    return msg.LEFT, message.rank, message.reason
             select.select([self.data], [], [])
             with self.shield():
                 self._read()
@@ -139,13 +141,13 @@ class WorkerProcess:
 
     def _unpack(self) -> None:
         while (message := self._frames.next()) is not None:
-            self._pending.append(message)
+            self._pending.append(msg.unpacked(message))
 
-    def _next(self) -> msg.Message:
+    def _next(self) -> msg.WorkerMessage:
         while not self._pending:
             message = self._frames.next()
             if message is not None:
-                return message
+                return msg.unpacked(message)
             chunk = self.data.recv(READ_BYTES)
             if not chunk:
                 raise EOFError
@@ -190,26 +192,26 @@ class WorkerProcess:
         while True:
             self.take(self._next())
             while jobs:
-                job = AttemptCall._make(jobs.popleft())
+                job = jobs.popleft()
                 row = self._attempt(job)
-                self.outbox.add(row, jobs[0][msg.PREDICTED] if jobs else None)
+                self.outbox.add(row, jobs[0].predicted_s if jobs else None)
                 if self._broken:
                     self._end_broken(job.task)
 
-    def take(self, message: msg.Message) -> None:
+    def take(self, message: msg.WorkerMessage) -> None:
         """Take one message that nobody waits for in particular."""
-        if message[0] == msg.RUN:
-            if self.control.values.drops < message[3]:
-                self.control.values.wait_for_drops(message[3])
-            self._leases.update(message[4])
-            if message[1]:
-                self._functions.take(message[1])
-            self._jobs.extend(message[2])
-        elif message[0] == msg.LEVELS:
-            logs.follow(message[1], self._levels)
-            self._levels = message[1]
-        elif message[0] == msg.RESULT and self.spreading is not None:
-            self.spreading.answer(*message[1:])
+        if isinstance(message, msg.RunAttempts):
+            if self.control.values.drops < message.drops:
+                self.control.values.wait_for_drops(message.drops)
+            self._leases.update(message.leases)
+            if message.functions:
+                self._functions.take(message.functions)
+            self._jobs.extend(map(AttemptCall._make, message.attempts))
+        elif isinstance(message, msg.LogLevels):
+            logs.follow(message.levels, self._levels)
+            self._levels = message.levels
+        elif isinstance(message, msg.NestedEnded) and self.spreading is not None:
+            self.spreading.answer(message)
 
     def poll(self) -> None:
         """Take in the results that have come, without waiting."""
@@ -217,9 +219,9 @@ class WorkerProcess:
             self._unpack()
             while select.select([self.data], [], [], 0.0)[0]:
                 self._read()
-            results = [message for message in self._pending if message[0] == msg.RESULT]
+            results = [message for message in self._pending if isinstance(message, msg.NestedEnded)]
             if results:
-                self._pending = [message for message in self._pending if message[0] != msg.RESULT]
+                self._pending = [message for message in self._pending if not isinstance(message, msg.NestedEnded)]
         for message in results:
             self.take(message)
 
@@ -229,13 +231,14 @@ class WorkerProcess:
         What may not run on top of that one is handed back.
         """
         while self._jobs:
-            job = AttemptCall._make(self._jobs.popleft())
+            job = self._jobs.popleft()
             if job.group or Nest._make(job.nest).above == self._waiting:
                 self.outbox.add(self._attempt(job), None)
                 if self._broken:
                     self._end_broken(job.task)
                 return
-            self.outbox.add((job.seq, 0.0, (), self._begin(job.seq) or msg.WITHDRAWN), None)
+            told = self._begin(job.seq) or msg.WITHDRAWN
+            self.outbox.add(msg.AttemptEnd(job.seq, 0.0, (), (told,)), None)
         self._unpack()
         if not self._pending and select.select([self.data], [], [], wait_s)[0]:
             self._read()
@@ -249,7 +252,7 @@ class WorkerProcess:
         self._waiting = self.task or 0
         self.running, self.task, self.slot[0] = 0, None, 0
         self.timing = self.runner.timing = TaskClock(self.clock.now_s)
-        self.send((msg.SUSPENDED, before[0], left_s, awaits))
+        self.send(msg.AttemptSuspended(before[0], left_s, awaits))
         return before
 
     def resume(self, before: Suspended) -> None:
@@ -259,7 +262,7 @@ class WorkerProcess:
         now_s = self.clock.now_s()
         self.timing.away_s += now_s - left_s
         self.slot[0] = seq
-        self.send((msg.RESUMED, seq, now_s))
+        self.send(msg.AttemptResumed(seq, now_s))
         self.running = seq
         if seq in self.doomed:
             raise Cancelled
@@ -270,10 +273,10 @@ class WorkerProcess:
         control.started = seq
         return control.unwanted.pop(seq, 0) if control.unwanted else 0
 
-    def _attempt(self, job: AttemptCall) -> tuple[object, ...]:
+    def _attempt(self, job: AttemptCall) -> msg.AttemptEnd:
         told = self._begin(job.seq)
         if told:
-            return (job.seq, 0.0, (), told)
+            return msg.AttemptEnd(job.seq, 0.0, (), (told,))
         timing = self.timing
         timing.start()
         self.slot[0] = job.seq
@@ -298,9 +301,9 @@ class WorkerProcess:
         if views:
             self.segments.release(views)
         if notes := self.runner.notes(timing.called_s):
-            self.send((msg.NOTES, notes))
+            self.send(msg.NotesTaken(list(notes)))
         self.slot[0] = 0
-        return (job.seq, timing.started_s, tuple(timing.times()), *answer)
+        return msg.AttemptEnd(job.seq, timing.started_s, tuple(timing.times()), answer)
 
     def _call(self, job: AttemptCall, views: Views, room: ResultRoom | None) -> Outcome:
         function = self._functions.read.get(job.key) or self._functions.get(job.key)
@@ -339,7 +342,7 @@ class WorkerProcess:
         def send(rank: int, value: object) -> None:
             for piece in cut(value, self.hello.transport.piece_bytes):
                 with self.shield():
-                    self.send((msg.SEND, job.seq, rank, self._placed(job.seq, piece)))
+                    self.send(msg.PieceSent(job.seq, rank, self._placed(job.seq, piece)))
 
         return GroupChannel(*job.group, send, lambda: self._group_message(job.seq), self._recv_piece)
 
@@ -360,7 +363,7 @@ class WorkerProcess:
         with self.shield():
             number, offset, nbytes = data
             buffer[:nbytes] = self.segments.segment(number).part(offset, nbytes).data
-            self.send((msg.RECEIVED, data))
+            self.send(msg.PieceRead(data))
 
     def _arguments(self, job: AttemptCall, views: Views) -> Any:
         items = {}
@@ -414,17 +417,18 @@ class WorkerProcess:
 
     def lease(self, number: int, sizes: list[int], result: bool = True) -> list[BufferPlace]:
         """Ask for room in shared memory: for the result of an attempt, or for something else that it sends."""
-        self.send((msg.LEASE, number, sizes, result))
+        self.send(msg.LeaseWanted(number, sizes, result))
         while True:
             for position, message in enumerate(self._pending):
-                if message[0] == msg.LEASE:
-                    return msg.granted(self._pending.pop(position)[1])
+                if isinstance(message, msg.LeaseGranted):
+                    del self._pending[position]
+                    return msg.granted(message.answer)
             self._read()
 
     def _end_broken(self, task: int) -> None:
         """End this process, whose device answers nothing any more since a task failed; another takes its place."""
         self.outbox.flush()
-        self.send((msg.RESTART, task, self._broken))
+        self.send(msg.WorkerUnusable(task, self._broken))
         os._exit(1)
 
     def _failure(self, error: BaseException) -> tuple[object, ...]:
@@ -452,7 +456,9 @@ def _hello(data: socket.socket, frames: Frames) -> msg.Hello:
         if not chunk:
             sys.exit(0)
         frames.feed(chunk)
-    return msg.Hello(*message)
+    hello = msg.unpacked(message)
+    assert isinstance(hello, msg.Hello)
+    return hello
 
 
 def _settle(hello: msg.Hello) -> None:
@@ -520,19 +526,19 @@ def serve(entry: WorkerEntry, data_fd: int, control_fd: int) -> None:
         worker.runner.timing = worker.timing
         worker.runner.spread = worker.spreading
     except Exception as error:  # noqa: BLE001  the program words it
-        worker.send((msg.BROKEN, one_line(error) if not isinstance(error, HeteroError) else str(error)))
+        worker.send(msg.WorkerBroken(one_line(error) if not isinstance(error, HeteroError) else str(error)))
         return
     worker.control.start()
     if hello.device.is_host and hello.device.memory_limit_bytes:
         worker.segments.limit_memory(hello.device.memory_limit_bytes)
     with _ending_with_connection(worker):
-        worker.send((msg.OPENED,))
+        worker.send(msg.DeviceOpened())
         _restore_standard_error(hello.stderr_fd)
         try:
             worker.runner.initialize()
         except HeteroError as error:
-            worker.send((msg.BROKEN, str(error)))
+            worker.send(msg.WorkerBroken(str(error)))
         else:
-            worker.send((msg.READY, python_platform.python_version()))
+            worker.send(msg.WorkerReady(python_platform.python_version()))
             worker.loop()
     worker.runner.close()

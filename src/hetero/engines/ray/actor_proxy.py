@@ -25,7 +25,7 @@ from hetero.engines.ray.object_store import ActorWire, CallBundle, StoredPayload
 from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import failure_of
 from hetero.engines.shared.groups import GroupTask
-from hetero.engines.shared.in_flight import InFlight, Shipped, next_batch
+from hetero.engines.shared.in_flight import InFlight, InFlightProxy, Shipped, next_batch
 from hetero.engines.shared.items import HeldItem, Holder, Replica
 from hetero.engines.shared.memory_pool import Payload
 from hetero.engines.shared.wire import Message
@@ -53,7 +53,6 @@ __all__ = [
 START_S = 120.0
 STARTS = 3
 """How often an actor may be killed while it starts, one time after the other, before its device is given up."""
-CANCEL_S = 0.2
 STOP_S = 5.0
 AWAY_S = 0.5
 """How often to look whether a host that went away is there again."""
@@ -70,18 +69,17 @@ class _Sent(NamedTuple):
     holds: tuple[Payload, ...]
 
 
-class ActorProxy:
+class ActorProxy(InFlightProxy):
     """One actor of one device; a new one is made for each start."""
 
     def __init__(self, context: RayContext, device: Device) -> None:
-        self.device = device
+        super().__init__(context.hub, device)
         self.handle: Any = None
         self.pid = 0
         self.transfers = ActorTransfers(context, device.id)
         self._context = context
         self._lock = threading.RLock()
         self._seqs = itertools.count(1)
-        self._in_flight: dict[int, InFlight] = {}
         self._runs: Callable[..., tuple[ray.ObjectRef, object]]
         self._greeting: Any = None
         self._by_attempt: dict[tuple[int, int], int] = {}
@@ -96,7 +94,6 @@ class ActorProxy:
         self._levels = context.entry.setup.levels
         self._replies = Replies(context, self)
         self._ready = False
-        self._ended = False
         self._stopping = False
         self._why = ""
         context.hub.call(self._start)
@@ -206,7 +203,7 @@ class ActorProxy:
             if seq is None or self._taken_back(seq, event):
                 return
         self._order("cancel", seq)
-        self._context.hub.at(CANCEL_S, lambda: self._insist(seq, self._is_first(seq)))
+        self._insist_later(seq)
 
     def _taken_back(self, seq: int, event: Event) -> bool:
         """Take an attempt back that has not left yet, and tell so."""
@@ -220,14 +217,6 @@ class ActorProxy:
 
     def _is_first(self, seq: int) -> bool:
         return next(iter(self._in_flight), 0) == seq
-
-    def _insist(self, seq: int, running: bool) -> None:
-        if self._ended or seq not in self._in_flight:
-            return
-        if running:
-            self._kill(f"it was ended to stop task {self._in_flight[seq].launch.task}")
-        else:
-            self._context.hub.at(CANCEL_S, lambda: self._insist(seq, self._is_first(seq)))
 
     def drop(self, key: object) -> None:
         """Forget a kept value."""

@@ -257,7 +257,7 @@ class PayloadEngine(Engine, Generic[Proxy]):
         return known is not None and (again.body, again.places) == (known.body, known.places)
 
     def commit(self, task: int, attempt: int) -> None:
-        """Make the result of this attempt the data item `task`."""
+        """Make the result of this attempt the data item `task`; later results of the task are dropped."""
         self._context.items.commit(task, attempt)
 
     def forget(self, item: int) -> None:

@@ -235,7 +235,7 @@ class GroupMessages:
         pool: MemoryPool,
         transport: msg.Transport,
         counters: Counter[str],
-        send: Callable[[tuple[object, ...]], None],
+        send: Callable[[msg.WorkerMessage], None],
         announce: Callable[[Payload], None],
     ) -> None:
         self._pool = pool
@@ -262,7 +262,7 @@ class GroupMessages:
             return
         most = self._transport.piece_bytes
         for piece in cut(content.value, most) if isinstance(content, Whole) else (content,):
-            self._send((msg.SEND, seq, sender, self._placed(seq, piece)))
+            self._send(msg.PieceSent(seq, sender, self._placed(seq, piece)))
 
     def _placed(self, seq: int, piece: Chunk) -> tuple[object, ...]:
         """Return a piece as it travels to the worker: its data in the pool, kept until received, or as bytes."""
@@ -286,7 +286,7 @@ class GroupMessages:
         """Pass on that another member has ended."""
         seq = self._attempts.get(task)
         if seq is not None:
-            self._send((msg.LEFT, seq, sender, reason))
+            self._send(msg.MemberLeft(seq, sender, reason))
 
     def clear(self) -> None:
         """Release everything: the worker is gone."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from hetero.engines.base import Report
-from hetero.engines.shared.messages import PING
+from hetero.engines.shared.messages import Ping, WorkerMessage, packed
 from hetero.engines.shared.wire import frame
 from hetero.floor import clock, platform
 from hetero.floor.errors import DeviceLostError
@@ -157,11 +157,11 @@ class Pipe:
         self._handler = handler
         self._lock = threading.Lock()
 
-    def send(self, message: tuple[object, ...], fds: Sequence[int] = ()) -> None:
+    def send(self, message: WorkerMessage, fds: Sequence[int] = ()) -> None:
         """Send a message now, or as soon as the worker reads."""
-        data = memoryview(frame(message))
+        data = memoryview(frame(packed(message)))
         with self._lock:
-            self._counters["messages"] += message[0] != PING
+            self._counters["messages"] += type(message) is not Ping
             self._backlog.append((data, list(fds)))
             if len(self._backlog) == 1:
                 self._push()

@@ -7,6 +7,7 @@ an outbox was given.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
@@ -14,14 +15,17 @@ from typing import Generic, NamedTuple, TypeVar
 from hetero.engines.base import Call, Function
 from hetero.engines.shared.exceptions import one_line
 from hetero.engines.shared.groups import GroupTask
+from hetero.engines.shared.hub import Hub
 from hetero.engines.shared.memory_pool import Payload
 from hetero.engines.shared.wire import as_bytes
 from hetero.floor.errors import SerialisationError
 from hetero.model.commands import Launch
+from hetero.model.device import Device
 
 __all__ = [
     "FUNCTIONS_KEPT",
     "InFlight",
+    "InFlightProxy",
     "Outbox",
     "Shipped",
     "next_batch",
@@ -54,6 +58,46 @@ class InFlight(NamedTuple):
     rank: int
     holds: tuple[Payload, ...] = ()
     peers: tuple[object, ...] = ()
+
+
+CANCEL_S = 0.2
+"""How long an attempt has to end by itself once it was told to, and how often it is looked at again."""
+
+
+class InFlightProxy(ABC):
+    """A worker that attempts are sent to, as the program sees it.
+
+    Attributes
+    ----------
+    device
+        The device that it works for.
+    """
+
+    def __init__(self, hub: Hub, device: Device) -> None:
+        self.device = device
+        self._hub = hub
+        self._in_flight: dict[int, InFlight] = {}
+        self._ended = False
+
+    @abstractmethod
+    def _is_first(self, seq: int) -> bool:
+        """Return whether an attempt runs, as far as is known."""
+
+    @abstractmethod
+    def _kill(self, why: str) -> None:
+        """End the worker by force."""
+
+    def _insist_later(self, seq: int) -> None:
+        """End the worker in a while if it still runs an attempt that was told to stop then."""
+        self._hub.at(CANCEL_S, lambda: self._insist(seq))
+
+    def _insist(self, seq: int) -> None:
+        if self._ended or seq not in self._in_flight:
+            return
+        if self._is_first(seq):
+            self._kill(f"it was ended to stop task {self._in_flight[seq].launch.task}")
+        else:
+            self._insist_later(seq)
 
 
 class Shipped:

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import typer
 
@@ -96,6 +96,9 @@ _EXTRAS_OF_USERS = ("torch", "jax", "opencl", "vulkan", "nvidia", "joblib")
 _ROOMY_BYTES = 1_000_000_000
 _PAGE = 4096
 
+FindingState: TypeAlias = Literal["ok", "poor", "missing"]
+"""What was found: as it should be; works, but will bite; not there."""
+
 
 class Finding(NamedTuple):
     """One thing that was looked at.
@@ -111,7 +114,7 @@ class Finding(NamedTuple):
 
     group: str
     name: str
-    state: str
+    state: FindingState
     found: str
     remedy: str = ""
 
@@ -163,7 +166,7 @@ def _extensions() -> Iterator[Finding]:
         absent = () if why else backends.load(entry.name).missing()
         found = why or (f"needs {', '.join(absent)}" if absent else f"back end of {entry.value}")
         help_ = backends.load(entry.name).remedy if absent else remedy
-        state = "missing" if why or absent else "ok"
+        state: FindingState = "missing" if why or absent else "ok"
         yield Finding(group, entry.name, state, found, help_ if state == "missing" else "")
     for entry in metadata.entry_points(group=policies.GROUP):
         why = policies.why_unusable(entry)

@@ -9,6 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from math import erfc, sqrt
 from statistics import median
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -22,6 +23,8 @@ __all__ = ["Comparison", "FunctionChange", "compare"]
 
 _BELIEVE = 0.01
 _NOTICE = 0.03
+
+Difference: TypeAlias = Literal["slower", "faster", "the same as far as can be told"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class FunctionChange:
     after_s: float
     ratio: float
     p: float
-    verdict: str
+    verdict: Difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,7 @@ def _times(run: RunRecord) -> dict[tuple[str, str], list[float]]:
 def _change(key: tuple[str, str], one: list[float], other: list[float], p: float) -> FunctionChange:
     before_s, after_s = median(one), median(other)
     ratio = after_s / before_s if before_s > 0.0 else float("inf") if after_s > 0.0 else 1.0
-    verdict = "the same as far as can be told"
+    verdict: Difference = "the same as far as can be told"
     if p < _BELIEVE and abs(ratio - 1.0) > _NOTICE:
         verdict = "slower" if ratio > 1.0 else "faster"
     return FunctionChange(*key, len(one), len(other), before_s, after_s, ratio, p, verdict)

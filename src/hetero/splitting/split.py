@@ -28,7 +28,7 @@ from hetero.splitting.fleet import SplitFleet, as_tensor, check_training
 from hetero.splitting.layers import Layer, chain_of, run_through
 from hetero.splitting.measure import as_bytes, survey
 from hetero.splitting.report import SplitReport, StageReport, device_note
-from hetero.splitting.stage import StageJob, StageOutput, StageParts, drop_stage, fetch_stage, run_stages
+from hetero.splitting.stage import StageAction, StageJob, StageOutput, StageParts, drop_stage, fetch_stage, run_stages
 from hetero.splitting.transport import PackedTensor, packed, unpacked
 from hetero.train.values import NotANumberError, TrainingError
 
@@ -305,7 +305,9 @@ class Split:
             )
         return value
 
-    def _pass(self, action: str, inputs: torch.Tensor | None = None, targets: object = None) -> list[StageOutput]:
+    def _pass(
+        self, action: StageAction, inputs: torch.Tensor | None = None, targets: object = None
+    ) -> list[StageOutput]:
         """Run a batch through the stages; they are made first where they are to begin anew."""
         if action != "load" and self._made != self._generation:
             self._make()
@@ -323,7 +325,7 @@ class Split:
             self._passes.append(_Passed(0 if inputs is None else len(inputs), clock.monotonic_s() - begun_s, busy_s))
         return said
 
-    def _task(self, action: str, inputs: torch.Tensor | None) -> TaskFunction[..., list[StageOutput]]:
+    def _task(self, action: StageAction, inputs: torch.Tensor | None) -> TaskFunction[..., list[StageOutput]]:
         ids = tuple(device.id for device in self._devices)
         count = 0 if inputs is None else -(-len(inputs) // len(self._asked.sample))
         limit_s = self._asked.patience_s + _PATIENCE_STEPS * self._choice.predicted_s(count)
@@ -332,7 +334,7 @@ class Split:
         crashes = 0 if action == "train" else 2
         return task(run_stages, on=ids, devices=len(ids), timeout=limit_s, crashes=crashes, name=f"split {action}")
 
-    def _job(self, action: str) -> StageJob:
+    def _job(self, action: StageAction) -> StageJob:
         return StageJob(
             action=action,
             number=self._asked.number,

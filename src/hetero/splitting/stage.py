@@ -10,7 +10,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Pace",
+    "StageAction",
     "StageJob",
     "StageLostError",
     "StageOutput",
@@ -41,6 +42,9 @@ __all__ = [
     "run_stages",
     "slow_layers",
 ]
+
+
+StageAction: TypeAlias = Literal["load", "predict", "train"]
 
 
 class Pace:
@@ -148,7 +152,7 @@ class StageJob:
     seed : of dropout
     """
 
-    action: str
+    action: StageAction
     number: int
     generation: int
     devices: tuple[str, ...]

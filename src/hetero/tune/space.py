@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.floor.units import shown
@@ -18,6 +18,7 @@ from hetero.floor.units import shown
 __all__ = [
     "KINDS",
     "Range",
+    "RangeKind",
     "Space",
     "corners",
     "describe",
@@ -28,7 +29,8 @@ __all__ = [
     "read_space",
 ]
 
-KINDS = ("log", "linear", "whole", "choice")
+RangeKind: TypeAlias = Literal["log", "linear", "whole", "choice"]
+KINDS: tuple[RangeKind, ...] = get_args(RangeKind)
 _POINTS = 5
 _MOST_POINTS = 100_000
 _SCALARS = (bool, int, float, str, type(None))
@@ -45,7 +47,7 @@ class Range:
     points : how many of them a grid tries, 0 for the usual number
     """
 
-    kind: str
+    kind: RangeKind
     values: tuple[Any, ...]
     points: int = 0
 

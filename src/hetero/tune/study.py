@@ -17,7 +17,7 @@ from hetero.floor.errors import BadValueError
 from hetero.floor.files import local_path, output_folder
 from hetero.tune.space import describe, distributions, grid
 from hetero.tune.trial import TrialResult
-from hetero.tune.values import FORMER_GOALS, SearchPlan, TrialReport
+from hetero.tune.values import FORMER_GOALS, SearchPlan, TrialEnd, TrialReport
 
 if TYPE_CHECKING:
     import optuna
@@ -142,7 +142,11 @@ class Study:
         return dict(trial.params) if set(trial.params) == set(self._space) else None
 
     def _report_of(self, trial: optuna.trial.FrozenTrial) -> TrialReport:
-        words = {self._states.COMPLETE: "finished", self._states.PRUNED: "pruned", self._states.FAIL: "failed"}
+        words: dict[object, TrialEnd] = {
+            self._states.COMPLETE: "finished",
+            self._states.PRUNED: "pruned",
+            self._states.FAIL: "failed",
+        }
         facts = trial.user_attrs
         return TrialReport(
             trial.number,

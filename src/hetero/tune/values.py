@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 from hetero.tune.space import Range
@@ -22,6 +23,7 @@ __all__ = [
     "SearchListener",
     "SearchPlan",
     "SearchResult",
+    "TrialEnd",
     "TrialReport",
 ]
 
@@ -31,6 +33,8 @@ GOALS = ("minimize", "maximize")
 FORMER_GOALS = {"minimise": "minimize", "maximise": "maximize"}
 """The goals of today by their words of version 0.1, which studies on disk may have."""
 _MOST_TRIALS = 100_000
+
+TrialEnd: TypeAlias = Literal["finished", "pruned", "failed"]
 
 
 class SearchError(HeteroError):
@@ -91,7 +95,7 @@ class TrialReport:
     """
 
     number: int
-    state: str
+    state: TrialEnd
     params: Mapping[str, object]
     value: float | None
     device: str = ""

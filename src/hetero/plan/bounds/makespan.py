@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 __all__ = ["LowerBound", "lower_bound"]
 
 Floats: TypeAlias = NDArray[np.float64]
+BoundCause: TypeAlias = Literal["path", "load", "window", "search"]
 
 _ROUNDS = 120
 _SEARCH_ROUNDS = 30
@@ -42,7 +43,7 @@ class LowerBound:
     seconds: float
     path_s: float
     load_s: float
-    cause: str
+    cause: BoundCause
 
 
 def lower_bound(
@@ -99,7 +100,7 @@ def lower_bound(
     costs = _costs(table, _best_weights(table, many, rounds), many)
     load_s = float(costs.sum())
     window_s = _windows(costs, heads, tails) if after else 0.0
-    found = {"path": path_s, "load": load_s, "window": window_s}
+    found: dict[BoundCause, float] = {"path": path_s, "load": load_s, "window": window_s}
     if table.size <= _SMALL and rounds >= _SEARCH_ROUNDS:
         found["search"] = _searched(table, after, many, max(found.values()))
     cause = max(found, key=lambda name: found[name])

@@ -30,7 +30,7 @@ from tests.needs import PROJECT
 CALLS = 40
 """Calls of Python that handing in a lone small task and waiting for it may take in the thread that does."""
 
-FILES = 25
+FILES, FILES_AMONG_OTHERS = 25, 40
 """Files of hetero that a warm small task may go through, in the program and in its worker process together."""
 
 LIFE = PROJECT / "docs" / "life-of-a-task.md"
@@ -142,8 +142,20 @@ def files_of_the_worker() -> list[str]:
     return seen
 
 
-def test_a_warm_task_goes_through_few_files_all_of_them_on_its_page() -> None:
-    """The median of 40 tasks: now and then one meets the core's look at its estimates."""
+def one_alone(ctx: hetero.Context) -> None:
+    ctx.submit(nop).result()
+
+
+def among_others(ctx: hetero.Context) -> None:
+    for future in [ctx.submit(nop) for _ in range(20)]:
+        future.result()
+
+
+@pytest.mark.parametrize(("hand_in", "most"), [(one_alone, FILES), (among_others, FILES_AMONG_OTHERS)])
+def test_a_warm_task_goes_through_few_files_all_of_them_on_its_page(
+    hand_in: Callable[[hetero.Context], None], most: int
+) -> None:
+    """Of 40 tries the most frequent files: now and then one meets the core's look at its estimates."""
     mine: list[str] = []
     found = []
     profile = profile_into(mine)
@@ -152,25 +164,28 @@ def test_a_warm_task_goes_through_few_files_all_of_them_on_its_page() -> None:
         options = ContextOptions(initializer=profile_worker)
         with hetero.Context(devices="1xcpu", isolation="process", history=False, options=options) as ctx:
             for _ in range(100):
-                ctx.submit(nop).result(60)
+                hand_in(ctx)
             ctx.submit(files_of_the_worker).result(60)
             for _ in range(40):
-                ctx.submit(nop).result(60)
+                hand_in(ctx)
             asking = {"session/task_api.py"}
+            checking = {"core/invariants.py"}  # where HETERO_CHECK asks for it
             theirs = set(ctx.submit(files_of_the_worker).result(60)) - asking
             for _ in range(40):
                 mine.clear()
                 sys.setprofile(profile)
-                ctx.submit(nop).result()
+                hand_in(ctx)
                 sys.setprofile(None)
-                found.append(frozenset(mine) | theirs)
+                found.append((frozenset(mine) | theirs) - checking)
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
     usual = max(set(found), key=found.count)
     assert theirs
-    assert len(usual) <= FILES, sorted(usual)
-    assert sorted(file for file in usual if f"`{file}`" not in LIFE.read_text(encoding="utf-8")) == []
+    page = LIFE.read_text(encoding="utf-8")
+    assert len(usual) <= most, sorted(usual)
+    assert sorted(file for file in usual if f"`{file}`" not in page) == []
+    assert f"{FILES} files when nothing else is open, and {FILES_AMONG_OTHERS} among others" in " ".join(page.split())
 
 
 def test_the_core_hears_of_every_lone_task(ctx: hetero.Context) -> None:

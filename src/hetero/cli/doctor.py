@@ -52,7 +52,7 @@ def storage(
     if json:
         print_json({"storage": place, "guarantees": [row._asdict() for row in rows]})
         return
-    states = {True: "ok", False: "poor", None: "missing"}
+    states: dict[bool | None, FindingState] = {True: "ok", False: "poor", None: "missing"}
     found = tuple(Finding(place, row.name, states[row.holds], row.seen, row.instead) for row in rows)
     _print_tables(found, max(len(row.name) for row in rows))
 

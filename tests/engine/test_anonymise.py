@@ -7,7 +7,9 @@ import datetime
 import decimal
 import json
 import math
+import os
 import random
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,8 @@ from typer.testing import CliRunner
 
 import hetero
 from hetero.cli.main import app
-from hetero.errors import HeteroError
-from hetero.privacy import tables
+from hetero.errors import BadValueError, HeteroError
+from hetero.privacy import run, tables
 
 RECIPE: dict[str, Any] = {
     "key": {"file": "people.key"},
@@ -140,12 +142,44 @@ def test_counts_are_published_near_what_they_are(folder: Path, fleet: Any) -> No
     counts = {"epsilon": 60, "output": "counts.csv", "columns": {"illness": {"values": ["flu", "gout"], "epsilon": 50}}}
     report = hetero.batch.anonymise({**RECIPE, "counts": counts}, "people.csv", "a.csv", ctx=fleet)
     exact = Counter(row["illness"] for row in rows_of(folder / "people.csv"))
-    assert report.epsilon == {"spent": 50.0, "budget": 60.0}
+    assert report.epsilon == {"spent": 50.0, "before": 0.0, "budget": 60.0}
     assert rows_of(folder / "counts.csv") == [
         {"column": "illness", "value": "flu", "count": str(exact["flu"])},
         {"column": "illness", "value": "gout", "count": str(exact["gout"])},
         {"column": "illness", "value": "(other)", "count": str(exact["asthma"])},
     ]
+
+
+def test_what_is_spent_is_kept_and_no_run_exceeds_the_budget(folder: Path, fleet: Any) -> None:
+    counts = {**COUNTS, "output": "counts.csv", "ledger": "people.budget", "epsilon": 2.5}
+    for number in range(2):
+        report = hetero.batch.anonymise({**RECIPE, "counts": counts}, "people.csv", "a.csv", ctx=fleet)
+        assert report.epsilon == {"spent": 1.0, "before": float(number), "budget": 2.5}
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(BadValueError, match=r"people.budget: 2 of epsilon is spent, 1 more is asked for, and 2.5 may"):
+        hetero.batch.anonymise({**RECIPE, "counts": counts}, "people.csv", "a.csv", ctx=fleet)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    Path("people.budget").write_text('{"format": "hetero-epsilon/1", "spent": "1e9"}')
+    with pytest.raises(HeteroError, match=r"people.budget: '1e9' is no epsilon"):
+        hetero.batch.anonymise({**RECIPE, "counts": counts}, "people.csv", "a.csv", ctx=fleet)
+
+
+def _dies_once(work: Any, piece: Any) -> Any:
+    mark = Path(f"{piece.place}.mark")
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return run._change(work, piece)
+
+
+def test_a_worker_that_dies_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with hetero.Context(devices="2xcpu", history=False) as ctx:
+        hetero.batch.anonymise(RECIPE, "people.csv", "calm.csv", ctx=ctx)
+        with monkeypatch.context() as patch:
+            patch.setattr(run, "_change", _dies_once)
+            hetero.batch.anonymise(RECIPE, "people.csv", "died.csv", ctx=ctx)
+    assert Path("people.csv.mark").exists()
+    assert Path("died.csv").read_bytes() == Path("calm.csv").read_bytes()
 
 
 def test_a_table_without_rows_keeps_its_columns(folder: Path, fleet: Any) -> None:
@@ -266,15 +300,15 @@ def test_a_run_that_fails_on_the_way_leaves_nothing_behind(folder: Path, fleet: 
 
 
 def test_the_commands_print_what_they_did_and_a_recipe_that_they_take(folder: Path) -> None:
-    run = CliRunner()
-    found = run.invoke(app, ["anonymise", "detect", "people.csv"])
+    runner = CliRunner()
+    found = runner.invoke(app, ["anonymise", "detect", "people.csv"])
     assert found.exit_code == 0, found.output
     Path("recipe.yaml").write_text(found.stdout.replace("anonymise.key", "people.key"))
     words = ["anonymise", "recipe.yaml", "people.csv", "a.csv", "--devices", "1xcpu", "--set", "require.k=4"]
-    done = run.invoke(app, words)
+    done = runner.invoke(app, words)
     assert done.exit_code == 0, done.output
     assert "1,000 rows" in done.stdout
-    told = run.invoke(app, [*words, "--json"])
+    told = runner.invoke(app, [*words, "--json"])
     assert json.loads(told.stdout)["required"] == {"k": 4.0}
     emails = {row["email"] for row in rows_of(folder / "people.csv")}
     assert not [email for email in emails if email in done.stdout + told.stdout + found.stdout]

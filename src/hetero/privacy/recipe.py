@@ -41,7 +41,7 @@ __all__ = ["KEYS", "AnonymisationRecipe", "ColumnRule", "NoisyCounts", "read_ano
 _ROOT = ("key", "columns", "require", "counts", "devices")
 _KEY = ("file", "variable")
 _REQUIRE = ("k", "l", "t", "sensitive", "suppressed")
-_COUNTS = ("epsilon", "output", "columns")
+_COUNTS = ("epsilon", "output", "columns", "ledger")
 _COUNT = ("values", "epsilon")
 _LEVELS = ("intervals", "dates", "prefix", "hierarchy")
 _OPTIONS = {"intervals": ("origin", "least"), **dict.fromkeys(("dates", "prefix", "hierarchy"), ("least",))}
@@ -87,11 +87,19 @@ class NoisyCounts:
         By name, the values that are counted and the epsilon of their counts.
     epsilon
         Of all counts together, at most.
+    ledger
+        File in which what all runs spent is kept, None where the budget is that of one run.
     """
 
     output: Path
     columns: Mapping[str, tuple[tuple[str, ...], Fraction]]
     epsilon: Fraction
+    ledger: Path | None = None
+
+    @property
+    def spent(self) -> Fraction:
+        """What the counts of one run spend: by sequential composition the sum."""
+        return sum((epsilon for _, epsilon in self.columns.values()), Fraction(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +358,7 @@ class _RecipeReader:
     def _counts(self, given: object, columns: Mapping[str, ColumnRule]) -> NoisyCounts:
         at: Key = ("counts",)
         asked = self._mapping(at, given, _COUNTS)
-        for word in _COUNTS:
+        for word in _COUNTS[:-1]:
             if word not in asked:
                 raise self._wrong(at, f"{word} is absent", "give epsilon for all counts, output and columns")
         found: dict[str, tuple[tuple[str, ...], Fraction]] = {}
@@ -364,14 +372,17 @@ class _RecipeReader:
                     key, "values is absent", "list the values that are counted: which occur, tells something"
                 )
             found[name] = (tuple(dict.fromkeys(self._text(key, value) for value in values)), self._epsilon(key, one))
-        total, most = sum(epsilon for _, epsilon in found.values()), self._epsilon(at, asked)
-        if total > most:
+        most = self._epsilon(at, asked)
+        ledger = None if "ledger" not in asked else self._folder / self._text((*at, "ledger"), asked["ledger"])
+        output = self._folder / self._text((*at, "output"), asked["output"])
+        counts = NoisyCounts(output, found, most, ledger)
+        if counts.spent > most:
             raise self._wrong(
                 at,
-                f"the columns spend {float(total):g} of epsilon, and {float(most):g} may be spent",
+                f"the columns spend {float(counts.spent):g} of epsilon, and {float(most):g} may be spent",
                 "count less, or less exactly",
             )
-        return NoisyCounts(self._folder / self._text((*at, "output"), asked["output"]), found, most)
+        return counts
 
     def _epsilon(self, key: Key, asked: Mapping[str, object]) -> Fraction:
         value = self._number((*key, "epsilon"), asked.get("epsilon"))

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -21,8 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
+from hetero.floor.documents import read_record
+from hetero.floor.errors import BadValueError, FileError, HeteroError, did_you_mean
 from hetero.floor.files import atomic_write, output_file
+from hetero.floor.units import shown
 from hetero.privacy.classes import (
     Choice,
     ClassSearch,
@@ -60,6 +65,7 @@ _MERGED_AT_ONCE = 16
 _AHEAD = 3
 _DENSE = 1 << 22
 _OTHER = "(other)"
+_FRACTION = re.compile(r"\d{1,40}(?:/[1-9]\d{0,39})?")
 
 
 class _Level(NamedTuple):
@@ -217,7 +223,7 @@ class AnonymisationReport:
         'discernibility' (Bayardo and Agrawal, 2005), the sum of the squares of the classes, and of the rows of the
         whole for each that was left out; 'class_size' (LeFevre and others, 2006), mean rows of a class over k.
     epsilon
-        What the counts spent of the budget, and the budget.
+        What the counts 'spent' of the 'budget', and what runs 'before' did.
     tried
         Combinations of levels whose classes were counted.
     devices
@@ -274,7 +280,8 @@ class AnonymisationReport:
             words = (f"{name.replace('_', ' ')} {value:.4g}" for name, value in self.loss.items())
             lines.append(f"loss: {', '.join(words)}")
         if self.epsilon is not None:
-            lines.append(f"counts: epsilon {self.epsilon['spent']:g} of {self.epsilon['budget']:g} spent")
+            before = f", {self.epsilon['before']:g} before" if self.epsilon["before"] else ""
+            lines.append(f"counts: epsilon {self.epsilon['spent']:g} of {self.epsilon['budget']:g} spent{before}")
         if self.devices:
             lines.append(f"rows by device: {', '.join(f'{name} {rows:,}' for name, rows in self.devices.items())}")
         return "\n".join(lines)
@@ -289,7 +296,8 @@ def _report_of(
     require, counts = recipe.require, recipe.counts
     spent = None
     if counts is not None:
-        spent = {"spent": float(sum(each for _, each in counts.columns.values())), "budget": float(counts.epsilon)}
+        before = float(_spent_before(counts))
+        spent = {"spent": float(counts.spent), "before": before, "budget": float(counts.epsilon)}
     if require is None or choice is None:
         return AnonymisationReport(rows, columns=columns, epsilon=spent)
     sizes = choice.counts[choice.kept]
@@ -389,8 +397,12 @@ def anonymise(
                 remedy="suppress it, or write Parquet",
             )
     counts = None if wanted.counts is None else output_file(wanted.counts.output, "counts.output")
-    if counts is not None:
-        check_not_read(counts, "counts.output", inputs, [*wanted.files, files.path])
+    if counts is not None and wanted.counts is not None:
+        ledger = [] if wanted.counts.ledger is None else [output_file(wanted.counts.ledger, "counts.ledger")]
+        check_not_read(counts, "counts.output", inputs, [*wanted.files, files.path, *ledger])
+        for path in ledger:
+            check_not_read(path, "counts.ledger", inputs, [*wanted.files, files.path])
+        _spent_before(wanted.counts)
     with _context(wanted, ctx, devices) as context:
         change, tally = _fitted(context, wanted, inputs)
         rows: Counter[str] = Counter()
@@ -402,6 +414,7 @@ def anonymise(
                 )
             files.finish()
             if wanted.counts is not None and counts is not None and tally is not None:
+                _spend(wanted.counts)
                 atomic_write(counts, _noisy(wanted.counts, tally))
         finally:
             files.abort()
@@ -580,6 +593,36 @@ def _in_order(ctx: Context, call: Callable[..., T], work: object, pieces: Iterab
     finally:
         for future in waiting:
             future.cancel()
+
+
+def _spent_before(counts: NoisyCounts) -> Fraction:
+    """Return what earlier runs spent of the budget.
+
+    Raises
+    ------
+    BadValueError
+        What is left of the budget is not enough.
+    """
+    if counts.ledger is None or not counts.ledger.exists():
+        return Fraction(0)
+    text = read_record(counts.ledger, {"format": str, "spent": str})["spent"]
+    if _FRACTION.fullmatch(text) is None:
+        raise FileError(f"{counts.ledger}: {shown(text)} is no epsilon", remedy="name another ledger")
+    spent = Fraction(text)
+    if spent + counts.spent > counts.epsilon:
+        raise BadValueError(
+            f"{counts.ledger}: {float(spent):g} of epsilon is spent, {float(counts.spent):g} more is asked for, and"
+            f" {float(counts.epsilon):g} may be spent",
+            remedy="count less, or less exactly",
+        )
+    return spent
+
+
+def _spend(counts: NoisyCounts) -> None:
+    """Write what is spent into the ledger, before anything is published."""
+    if counts.ledger is not None:
+        spent = _spent_before(counts) + counts.spent
+        atomic_write(counts.ledger, json.dumps({"format": "hetero-epsilon/1", "spent": str(spent)}).encode())
 
 
 def _noisy(counts: NoisyCounts, tally: Tally) -> bytes:

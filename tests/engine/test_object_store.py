@@ -78,6 +78,19 @@ def test_a_long_value_goes_up_in_parts_where_a_dead_upload_was_seen_to_be_invisi
     assert store.get("long") == data
 
 
+def test_a_long_value_is_read_by_ranges_and_its_damage_is_seen(bucket: dict[str, str]) -> None:
+    store = UrlStore("s3://pile/ranges", bucket)
+    data = bytes(range(256)) * (2**17) + b"end"
+    store.put("long", data)
+    assert store.get("long") == data
+    name = "ranges/long="
+    sound = bytes(store._objects.get(name).bytes())
+    for damaged in (sound[:-1], sound[: 2**24] + b"X" + sound[2**24 + 1 :]):
+        store._objects.put(name, damaged)
+        with pytest.raises(HeteroError, match="has a damaged value of 'long'"):
+            store.get("long")
+
+
 def test_a_damaged_object_is_named_in_the_error() -> None:
     store = UrlStore("memory://damaged")
     store.put("run/1", b"state" * 100)

@@ -1,4 +1,4 @@
-"""Named bytes in an object store: one object a value, with a checksum before its bytes.
+"""Named bytes in an object store: one object a value, with a checksum behind its bytes.
 
 In: keys and bytes. Out: the same bytes, or an error that names the object.
 It must not interpret what it keeps, nor rest on a guarantee that the store was not seen to keep.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -22,8 +23,10 @@ from hetero.stores.urls import WEB, first_line, is_url, open_url, storage_of
 
 __all__ = ["UrlStore", "open_store"]
 
-_HEADER = re.compile(rb"hetero-object 1 ([0-9a-f]{64}) (\d+) ([0-9a-f]{16})\n")
-_HEADER_MAX = 160
+_MAGIC = b"hetero-object 1 "
+_HEAD_BYTES = len(_MAGIC) + 17
+"""Of what stands before a value: the magic, a mark of the write, and the end of the line."""
+_CHECKSUM_BYTES = 32
 _SUFFIX = "="
 """Ends the name of each value's object: no part of a key has it, so that other objects below the URL are left alone."""
 _ONE_REQUEST_BYTES = 32 * 2**20
@@ -32,6 +35,8 @@ _PART_BYTES = 8 * 2**20
 _TRIES, _BULK = 5, "DeleteObjects request failed"
 """How often a name is removed again where the store refused it inside of a request that it answered: Ceph does so where
 others remove the name too."""
+_CONNECTIONS = 4
+"""By which a long value is read."""
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
 
 
@@ -87,13 +92,13 @@ class UrlStore(Store):
         HeteroError
             The store refuses.
         """
-        name, head = self._name(key), _header(data)
+        name, head = self._name(key), _head()
         in_parts = len(data) > _ONE_REQUEST_BYTES and hides_dead_uploads(self.url, self._storage).holds
         with self._worded(key):
             if in_parts:
                 self._objects.put(name, _parts(head, data), use_multipart=True, chunk_size=_PART_BYTES)
             else:
-                self._objects.put(name, head + data, use_multipart=False)
+                self._objects.put(name, b"".join(_parts(head, data)), use_multipart=False)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Write unless something is there; True when written. Exactly one of several writers wins.
@@ -105,7 +110,7 @@ class UrlStore(Store):
         """
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        name, head = self._name(key), _header(data)
+        name, head = self._name(key), _head()
         seen = creates_once(self.url, self._storage)
         if not seen.holds:
             raise HeteroError(
@@ -114,7 +119,7 @@ class UrlStore(Store):
             )
         with self._worded(key):
             try:
-                self._objects.put(name, head + data, mode="create", use_multipart=False)
+                self._objects.put(name, b"".join(_parts(head, data)), mode="create", use_multipart=False)
             except (AlreadyExistsError, PreconditionError):
                 return self._begins_with(name, head)
             except Exception:
@@ -135,16 +140,13 @@ class UrlStore(Store):
         name = self._name(key)
         with self._worded(key):
             try:
-                content = memoryview(self._objects.get(name).bytes())
+                content = self._content(name)
             except FileNotFoundError as error:
                 if _NO_BUCKET.search(str(error)):
                     raise
                 return None
-        header = _HEADER.match(bytes(content[:_HEADER_MAX]))
-        if header is not None:
-            data = content[header.end() :]
-            if len(data) == int(header[2]) and hashlib.sha256(data).hexdigest().encode() == header[1]:
-                return bytes(data)
+        if content is not None:
+            return content
         where = f"{self.url} has a damaged value of {key!r}"
         raise HeteroError(f"{where}: its bytes do not match their checksum", remedy="remove the object")
 
@@ -175,6 +177,39 @@ class UrlStore(Store):
         check_key(key)
         return f"{self._prefix}{key}{_SUFFIX}"
 
+    def _content(self, name: str) -> bytes | None:
+        """Return the bytes of a value, None where they are damaged; a long one comes over several connections."""
+        from obstore.exceptions import PreconditionError
+
+        for left in reversed(range(_TRIES)):
+            found = self._objects.get(name)
+            size, tag = int(found.meta["size"]), found.meta["e_tag"]
+            if size <= _ONE_REQUEST_BYTES or tag is None:
+                whole = memoryview(found.bytes())
+                data, ends = whole[_HEAD_BYTES:-_CHECKSUM_BYTES], (whole[:_HEAD_BYTES], whole[-_CHECKSUM_BYTES:])
+                return bytes(data) if _is_sound([data], *map(bytes, ends)) else None
+            try:
+                return self._in_ranges(name, size, tag)
+            except PreconditionError:  # written anew meanwhile
+                if not left:
+                    raise
+        return None
+
+    def _in_ranges(self, name: str, size: int, tag: str) -> bytes | None:
+        """Return the bytes of a long value, checked while they come; raises PreconditionError where it was replaced."""
+
+        def part(begin: int, end: int) -> bytes:
+            found = self._objects.get(name, options={"range": (begin, end), "if_match": tag})
+            return bytes(found.bytes())
+
+        end = size - _CHECKSUM_BYTES
+        begins = range(_HEAD_BYTES, end, _PART_BYTES)
+        with ThreadPoolExecutor(_CONNECTIONS) as pool:
+            ends = [pool.submit(part, 0, _HEAD_BYTES), pool.submit(part, end, size)]
+            coming = [pool.submit(part, begin, min(begin + _PART_BYTES, end)) for begin in begins]
+            sound = _is_sound((each.result() for each in coming), *(each.result() for each in ends))
+        return b"".join(each.result() for each in coming) if sound else None
+
     def _begins_with(self, name: str, head: bytes) -> bool:
         """Return whether an object is the one with this header, which no other writer made."""
         try:
@@ -193,17 +228,27 @@ class UrlStore(Store):
             raise HeteroError(problem, remedy="see that the bucket is there, and what the credentials allow") from error
 
 
-def _header(data: bytes) -> bytes:
-    """Return what stands before a value: its checksum, its length, and a mark of this write."""
-    checksum = hashlib.sha256(data).hexdigest().encode()
-    return b"hetero-object 1 %s %d %s\n" % (checksum, len(data), secrets.token_hex(8).encode())
+def _is_sound(parts: Iterable[bytes | memoryview], head: bytes, checksum: bytes) -> bool:
+    found = hashlib.sha256(head)
+    for part in parts:
+        found.update(part)
+    return head.startswith(_MAGIC) and found.digest() == checksum
+
+
+def _head() -> bytes:
+    """Return what stands before a value: a mark that no other write has."""
+    return _MAGIC + secrets.token_hex(8).encode() + b"\n"
 
 
 def _parts(head: bytes, data: bytes) -> Iterator[bytes]:
-    """Yield an object in parts, so that it is never in memory a second time."""
+    """Yield an object in parts, so that it is never in memory a second time, and its checksum as the last one."""
+    checksum = hashlib.sha256(head)
     yield head
     for begin in range(0, len(data), _PART_BYTES):
-        yield data[begin : begin + _PART_BYTES]
+        part = data[begin : begin + _PART_BYTES]
+        checksum.update(part)
+        yield part
+    yield checksum.digest()
 
 
 def open_store(place: str | Path, storage: Mapping[str, object] | None = None) -> Store:

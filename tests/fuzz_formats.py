@@ -61,6 +61,24 @@ _GRAPH = {
     "tasks": [{"id": name, "seconds": {"cpu0": 2.0, "gpu0": 0.5}} for name in "abc"],
     "edges": [{"src": "a", "dst": "b", "bytes": 1000}, {"src": "a", "dst": "c"}],
 }
+_DATA_GRAPH = {
+    **{key: value for key, value in _GRAPH.items() if key != "edges"},
+    "format": "hetero-graph/2",
+    "items": [
+        {"id": "x", "bytes": 1000, "at": "ram", "home": "vram"},
+        {"id": "sum", "bytes": 8, "operator": {"cpu0": 0.1}},
+    ],
+    "tasks": [
+        {
+            "id": name,
+            "seconds": {"cpu0": 2.0, "gpu0": 0.5},
+            "uses": [{"item": "x", "mode": mode}, {"item": "sum", "mode": "REDUCE"}],
+            "after": after,
+            "memory_bytes": 1000,
+        }
+        for name, mode, after in (("a", "RW", []), ("b", "R", ["a"]), ("c", "COMMUTE", []))
+    ],
+}
 _WORKFLOW = {
     "name": "w",
     "schemaVersion": "1.5",
@@ -439,7 +457,7 @@ FORMATS = (
     Format("training recipe", "a.yaml", lambda: _examples("mnist.yaml"), _recipe, "yaml"),
     Format("search recipe", "a.yaml", lambda: _examples("tune.yaml"), _search, "yaml"),
     Format("batch recipe", "a.yaml", lambda: _examples("embed_folder.yaml"), _batch, "yaml"),
-    Format("graph", "a.json", lambda: _json(_GRAPH), _used_graph, "json"),
+    Format("graph", "a.json", lambda: _json(_GRAPH, _DATA_GRAPH), _used_graph, "json"),
     Format("workflow", "a.json", lambda: _json(_WORKFLOW) + _data("graphs/wfinstances/*.json*"), _used_graph, "json"),
     Format("standard task graph", "a.stg", lambda: [_STG, *_data("graphs/stg/**/*.stg")], _used_graph, "bytes"),
     Format("dot", "a.dot", lambda: [_DOT], _used_graph, "bytes"),

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,6 +88,47 @@ def test_a_plan_is_printed_with_its_gap_and_its_check_confirms_it(folder: Path) 
     assert checked.stdout.startswith("plan.json: sound: 26 tasks on 2 devices")
 
 
+ITEMS: dict[str, Any] = {
+    **{key: value for key, value in FLEET.items() if key not in ("format", "devices")},
+    "format": "hetero-graph/2",
+    "devices": [{"id": "cpu0", "memory_node": "ram", "cores": 4}, {"id": "gpu0", "memory_node": "vram"}],
+    "items": [{"id": "a", "bytes": 10**10, "at": "ram"}, {"id": "b", "bytes": 10**10, "home": "ram"}],
+    "tasks": [
+        {
+            "id": name,
+            "seconds": {"cpu0": 9.0, "gpu0": 1.0},
+            "uses": [{"item": item, "mode": mode} for item, mode in uses],
+        }
+        for name, uses in (("make", [("a", "R"), ("b", "W")]), ("change", [("b", "RW")]))
+    ],
+}
+
+
+def test_a_graph_of_items_goes_through_every_command(folder: Path) -> None:
+    (folder / "items.json").write_text(json.dumps(ITEMS))
+    done = hetero("graph", "convert", "items.json", "--output", "items2.json", cwd=folder)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "items2.json: 2 tasks, 2 items, 2 devices\n")
+    assert json.loads((folder / "items2.json").read_text())["format"] == "hetero-graph/2"
+    done = hetero("graph", "plan", "items2.json", "--iterations", "5", "--output", "items.plan.json", cwd=folder)
+    assert "makespan 4 s: the best possible" in done.stdout, done.stderr
+    checked = hetero("graph", "check", "items.json", "items.plan.json", cwd=folder)
+    assert checked.stdout.startswith("items.plan.json: sound: 4 tasks on 2 devices")
+    assert "a@ram" in hetero("graph", "show", "items.json", cwd=folder).stdout
+    simulated = document(hetero("graph", "simulate", "items.json", "--json", cwd=folder))
+    assert simulated["planned"]["makespan_s"] == pytest.approx(4.0, rel=1e-3)
+    wide = {**ITEMS, "tasks": [{**task, "devices": 2} for task in ITEMS["tasks"]]}
+    (folder / "wide.json").write_text(json.dumps(wide))
+    refused = hetero("graph", "plan", "wide.json", cwd=folder)
+    assert refused.returncode == 3
+    assert "wide.json: tasks[0].devices: task 'make' takes 2 devices together" in refused.stderr
+    fleet = {**FLEET, "files_at": "ram"}
+    (folder / "files.json").write_text(json.dumps(fleet))
+    source = data_folder() / "graphs" / "wfinstances" / "sarek-dirt02-001.json.gz"
+    done = hetero("graph", "convert", str(source), "--devices", "files.json", "--output", "f.json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((folder / "f.json").read_text())["format"] == "hetero-graph/2"
+
+
 def test_a_plan_that_was_tampered_with_is_found_out(folder: Path) -> None:
     assert hetero("graph", "plan", "g.json", "--planner", "heft", "--output", "heft.json", cwd=folder).returncode == 0
     plan = json.loads((folder / "heft.json").read_text())
@@ -112,7 +154,8 @@ def test_a_converted_graph_without_out_is_one_json_document(folder: Path) -> Non
     (folder / "a.dot").write_text("digraph { node [seconds=1] a -> b [bytes=5] }")
     converted = document(hetero("graph", "convert", "a.dot", "--devices", "2", cwd=folder))
     assert converted["edges"] == [{"src": "a", "dst": "b", "bytes": 5}]
-    assert document(hetero("graph", "schema"))["title"] == converted["format"]
+    formats = [each["title"] for each in document(hetero("graph", "schema"))["oneOf"]]
+    assert formats == [converted["format"], "hetero-graph/2"]
 
 
 @pytest.mark.parametrize(

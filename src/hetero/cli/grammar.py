@@ -46,14 +46,16 @@ _GRAPH = GroupEntry(
         "show": CommandEntry("hetero.cli.graph:show", "Show the tasks and edges of a graph, or of a run by its trace."),
         "convert": CommandEntry(
             "hetero.cli.graph:convert",
-            "Write a graph as hetero-graph/1.",
+            "Write a graph as hetero-graph/1, or hetero-graph/2 where it has items.",
             old_options=only(OF_GRAPH, "--fleet", "--out"),
         ),
         "check": CommandEntry(
             "hetero.cli.graph:check",
             "Check a plan of a task graph by code that knows no planner; exits 1 when it is not sound.",
         ),
-        "schema": CommandEntry("hetero.cli.graph:schema", "Print the JSON Schema of hetero-graph/1."),
+        "schema": CommandEntry(
+            "hetero.cli.graph:schema", "Print the JSON Schema of hetero-graph/1 and hetero-graph/2."
+        ),
     },
     _PLAN,
 )

@@ -20,6 +20,7 @@ from hetero.floor.errors import ExitCode
 
 if TYPE_CHECKING:
     from hetero.graphs.comparison import FleetComparison
+    from hetero.graphs.data_graph import DataGraph
     from hetero.graphs.planning import PlannedGraph
     from hetero.graphs.simulation import Trials
     from hetero.graphs.whatif import Changed, Measured
@@ -30,7 +31,7 @@ __all__ = ["answer", "check", "convert", "plan", "schema", "show", "simulate", "
 
 
 def convert(
-    file: Annotated[Path, typer.Argument(help="WfFormat 1.5, Standard Task Graph, DOT, hswf or hetero-graph/1.")],
+    file: Annotated[Path, typer.Argument(help="WfFormat 1.5, Standard Task Graph, DOT, hswf, hetero-graph/1 or /2.")],
     devices: GraphDevices = None,
     format_: Annotated[
         str | None, typer.Option("--format", help="wfformat, stg, dot, hswf or hetero; default: by name and content.")
@@ -42,30 +43,31 @@ def convert(
     output: Output = None,
     json: AsJson = False,
 ) -> None:
-    """Write a graph as hetero-graph/1.
+    """Write a graph as hetero-graph/1, or hetero-graph/2 where it has items.
 
     Without --output the document goes to standard output.
     """
     from json import dumps
 
     from hetero.floor.units import parse_bytes
+    from hetero.graphs.data_graph import DataGraph, data_document
     from hetero.graphs.document import document_of
     from hetero.graphs.files import write_text
-    from hetero.graphs.formats import convert as read_any
+    from hetero.graphs.formats import read_any
 
     names = [name.strip() for name in columns.split(",") if name.strip()]
     graph = read_any(file, devices, format_, names, parse_bytes(edge_bytes))
     tell_unused(file, graph, devices)
-    document = document_of(graph)
+    document = data_document(graph) if isinstance(graph, DataGraph) else document_of(graph)
     if output is None:
         print_json(document)
         return
     write_text(output, dumps(document, indent=1) + "\n")
+    word, count = ("items", len(graph.items)) if isinstance(graph, DataGraph) else ("edges", len(graph.edges))
     if json:
-        counts = {"tasks": len(graph.tasks), "edges": len(graph.edges), "devices": len(graph.devices)}
-        print_json({"output": str(output), **counts})
+        print_json({"output": str(output), "tasks": len(graph.tasks), word: count, "devices": len(graph.devices)})
     else:
-        say(f"{output}: {len(graph.tasks):,} tasks, {len(graph.edges):,} edges, {len(graph.devices)} devices")
+        say(f"{output}: {len(graph.tasks):,} tasks, {count:,} {word}, {len(graph.devices)} devices")
 
 
 def show(
@@ -97,7 +99,7 @@ def show(
             say(f"picture: {output}")
 
 
-def tell_unused(file: Path, graph: TaskGraph, devices: str | None) -> None:
+def tell_unused(file: Path, graph: TaskGraph | DataGraph, devices: str | None) -> None:
     """Note on standard error that a fleet was given for a graph that names its own devices."""
     from hetero.graphs.fleet_files import read_fleet
 
@@ -108,10 +110,12 @@ def tell_unused(file: Path, graph: TaskGraph, devices: str | None) -> None:
 def schema(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document, as it does anyway.")] = True,
 ) -> None:
-    """Print the JSON Schema of hetero-graph/1."""
+    """Print the JSON Schema of hetero-graph/1 and hetero-graph/2."""
+    from hetero.graphs.data_graph import data_schema
     from hetero.graphs.document import graph_schema
 
-    print_json(graph_schema())
+    of_tasks = graph_schema()
+    print_json({"$schema": of_tasks.pop("$schema"), "oneOf": [of_tasks, data_schema(of_tasks)]})
 
 
 _SHOWN_FAULTS = 20

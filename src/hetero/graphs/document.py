@@ -15,7 +15,24 @@ from hetero.floor.units import shown
 from hetero.model.graph import UNLIMITED_BYTES, GraphDevice, GraphEdge, GraphTask, TaskGraph, topological_order
 from hetero.model.topology import Link, MemoryNode, Topology
 
-__all__ = ["BEYOND", "FORMAT", "DocumentPlace", "document_of", "fleet_of", "graph_of", "graph_schema"]
+__all__ = [
+    "BEYOND",
+    "BYTES_SCHEMA",
+    "FORMAT",
+    "ID_SCHEMA",
+    "SECONDS_SCHEMA",
+    "DocumentPlace",
+    "checked_object",
+    "checked_rows",
+    "document_of",
+    "fleet_of",
+    "graph_of",
+    "graph_schema",
+    "known_id",
+    "new_id",
+    "rows_schema",
+    "seconds_of",
+]
 
 FORMAT = "hetero-graph/1"
 
@@ -26,9 +43,9 @@ BEYOND = 1e19
 LONGEST_NAME = 1000
 """Characters of a name."""
 
-_ID_SCHEMA = {"type": "string", "minLength": 1}
-_SECONDS_SCHEMA = {"type": "number", "minimum": 0, "exclusiveMaximum": BEYOND}
-_BYTES_SCHEMA = {"type": "integer", "minimum": 0, "maximum": UNLIMITED_BYTES}
+ID_SCHEMA = {"type": "string", "minLength": 1}
+SECONDS_SCHEMA = {"type": "number", "minimum": 0, "exclusiveMaximum": BEYOND}
+BYTES_SCHEMA = {"type": "integer", "minimum": 0, "maximum": UNLIMITED_BYTES}
 
 
 class DocumentPlace:
@@ -102,7 +119,7 @@ def graph_of(document: object, file: str) -> TaskGraph:
         Anything is missing, unknown, given twice, negative or beyond the format; or the tasks make a cycle.
     """
     place = DocumentPlace(file)
-    named = _object(document, place, ("format", "devices", "memory_nodes", "links", "tasks", "edges"), ("name",))
+    named = checked_object(document, place, ("format", "devices", "memory_nodes", "links", "tasks", "edges"), ("name",))
     if named["format"] != FORMAT:
         raise (place / "format").wrong(named["format"], f"{FORMAT!r}")
     devices, topology = fleet_of(named, place)
@@ -126,7 +143,10 @@ def fleet_of(document: dict[str, object], place: DocumentPlace) -> tuple[tuple[G
     return devices, Topology(nodes, tuple(_links(document["links"], names, place / "links")))
 
 
-def _object(given: object, place: DocumentPlace, needed: Sequence[str], more: Sequence[str] = ()) -> dict[str, object]:
+def checked_object(
+    given: object, place: DocumentPlace, needed: Sequence[str], more: Sequence[str] = ()
+) -> dict[str, object]:
+    """Take an object that has the needed keys, and of others only those that it may have."""
     if not isinstance(given, dict):
         raise place.wrong(given, "an object", f"write {{{', '.join(needed)}}}")
     allowed = (*needed, *more)
@@ -142,24 +162,27 @@ def _object(given: object, place: DocumentPlace, needed: Sequence[str], more: Se
     return given
 
 
-def _rows(
+def checked_rows(
     given: object, place: DocumentPlace, needed: Sequence[str], more: Sequence[str] = ()
 ) -> Iterator[tuple[DocumentPlace, Any]]:
+    """Yield the objects of a list with their places, checked as by `checked_object`."""
     if not isinstance(given, list):
         raise place.wrong(given, "a list")
     for number, row in enumerate(given):
         here = place / number
-        yield here, _object(row, here, needed, more)
+        yield here, checked_object(row, here, needed, more)
 
 
-def _new(name: str, seen: dict[str, None], place: DocumentPlace) -> str:
+def new_id(name: str, seen: dict[str, None], place: DocumentPlace) -> str:
+    """Take an id that was not seen before."""
     if name in seen:
         raise GraphError(f"{place}: the id {shown(name)} is given twice", remedy="give each its own id")
     seen[name] = None
     return name
 
 
-def _known(given: object, names: Sequence[str] | dict[str, int], what: str, place: DocumentPlace) -> str:
+def known_id(given: object, names: Sequence[str] | dict[str, int], what: str, place: DocumentPlace) -> str:
+    """Take a name that something has."""
     name = place.text(given)
     if name not in names:
         raise GraphError(f"{place}: no {what} has the id {shown(name)}{did_you_mean(name, list(names)[:1000])}")
@@ -168,8 +191,8 @@ def _known(given: object, names: Sequence[str] | dict[str, int], what: str, plac
 
 def _nodes(given: object, place: DocumentPlace) -> Iterator[MemoryNode]:
     seen: dict[str, None] = {}
-    for here, row in _rows(given, place, ("id",), ("capacity_bytes",)):
-        name = _new((here / "id").text(row["id"]), seen, here / "id")
+    for here, row in checked_rows(given, place, ("id",), ("capacity_bytes",)):
+        name = new_id((here / "id").text(row["id"]), seen, here / "id")
         capacity = row.get("capacity_bytes")
         where = here / "capacity_bytes"
         yield MemoryNode(name, UNLIMITED_BYTES if capacity is None else where.whole(capacity, "a number of bytes"))
@@ -177,20 +200,20 @@ def _nodes(given: object, place: DocumentPlace) -> Iterator[MemoryNode]:
 
 def _devices(given: object, nodes: Sequence[str], place: DocumentPlace) -> Iterator[GraphDevice]:
     seen: dict[str, None] = {}
-    for here, row in _rows(given, place, ("id", "memory_node"), ("kind",)):
-        name = _new((here / "id").text(row["id"]), seen, here / "id")
-        node = _known(row["memory_node"], nodes, "memory node", here / "memory_node")
+    for here, row in checked_rows(given, place, ("id", "memory_node"), ("kind",)):
+        name = new_id((here / "id").text(row["id"]), seen, here / "id")
+        node = known_id(row["memory_node"], nodes, "memory node", here / "memory_node")
         yield GraphDevice(name, node, (here / "kind").text(row["kind"]) if row.get("kind") else "")
 
 
 def _links(given: object, nodes: Sequence[str], place: DocumentPlace) -> Iterator[Link]:
     seen: dict[str, None] = {}
-    for here, row in _rows(given, place, ("src", "dst", "bandwidth_bytes_per_s", "latency_s"), ("bus",)):
-        src = _known(row["src"], nodes, "memory node", here / "src")
-        dst = _known(row["dst"], nodes, "memory node", here / "dst")
+    for here, row in checked_rows(given, place, ("src", "dst", "bandwidth_bytes_per_s", "latency_s"), ("bus",)):
+        src = known_id(row["src"], nodes, "memory node", here / "src")
+        dst = known_id(row["dst"], nodes, "memory node", here / "dst")
         if src == dst:
             raise (here / "dst").wrong(dst, "another memory node than src", "take the link out")
-        _new(f"{src} → {dst}", seen, here)
+        new_id(f"{src} → {dst}", seen, here)
         yield Link(
             src,
             dst,
@@ -203,28 +226,38 @@ def _links(given: object, nodes: Sequence[str], place: DocumentPlace) -> Iterato
 def _tasks(given: object, devices: Sequence[str], place: DocumentPlace) -> Iterator[GraphTask]:
     seen: dict[str, None] = {}
     column = {name: index for index, name in enumerate(devices)}
-    for here, row in _rows(given, place, ("id", "seconds")):
-        name = _new((here / "id").text(row["id"]), seen, here / "id")
-        where = here / "seconds"
-        if not isinstance(row["seconds"], dict):
-            raise where.wrong(row["seconds"], "an object", "write {device id: seconds}")
-        seconds = [math.inf] * len(devices)
-        for device, value in row["seconds"].items():
-            if device not in column:
-                _known(device, column, "device", where)
-            seconds[column[device]] = (where / device).number(value, "a number of seconds")
-        if not row["seconds"]:
-            raise GraphError(f"{where}: task {shown(name)} can run on no device", remedy="give its seconds on one")
-        yield GraphTask(name, tuple(seconds))
+    for here, row in checked_rows(given, place, ("id", "seconds")):
+        name = new_id((here / "id").text(row["id"]), seen, here / "id")
+        yield GraphTask(name, seconds_of(row["seconds"], column, here / "seconds", f"task {shown(name)}"))
+
+
+def seconds_of(given: object, column: dict[str, int], place: DocumentPlace, what: str) -> tuple[float, ...]:
+    """Check an object of device id to seconds; return a row, inf where a device is absent.
+
+    Parameters
+    ----------
+    column : the place of each device in the row
+    what : takes the seconds, for messages
+    """
+    if not isinstance(given, dict):
+        raise place.wrong(given, "an object", "write {device id: seconds}")
+    seconds = [math.inf] * len(column)
+    for device, value in given.items():
+        if device not in column:
+            known_id(device, column, "device", place)
+        seconds[column[device]] = (place / device).number(value, "a number of seconds")
+    if not given:
+        raise GraphError(f"{place}: {what} can run on no device", remedy="give its seconds on one")
+    return tuple(seconds)
 
 
 def _edges(given: object, tasks: Sequence[str], place: DocumentPlace) -> Iterator[GraphEdge]:
     seen: dict[str, None] = {}
     known = {name: index for index, name in enumerate(tasks)}
-    for here, row in _rows(given, place, ("src", "dst"), ("bytes",)):
-        src = _known(row["src"], known, "task", here / "src")
-        dst = _known(row["dst"], known, "task", here / "dst")
-        _new(f"{src} → {dst}", seen, here)
+    for here, row in checked_rows(given, place, ("src", "dst"), ("bytes",)):
+        src = known_id(row["src"], known, "task", here / "src")
+        dst = known_id(row["dst"], known, "task", here / "dst")
+        new_id(f"{src} → {dst}", seen, here)
         yield GraphEdge(src, dst, (here / "bytes").whole(row.get("bytes", 0), "a number of bytes"))
 
 
@@ -263,7 +296,8 @@ def _link(link: Link) -> dict[str, object]:
     return {**written, "bus": link.bus} if link.bus else written
 
 
-def _rows_schema(needed: dict[str, object], more: dict[str, object] | None = None, least: int = 0) -> dict[str, object]:
+def rows_schema(needed: dict[str, object], more: dict[str, object] | None = None, least: int = 0) -> dict[str, object]:
+    """Return the schema of a list of objects."""
     row = {
         "type": "object",
         "properties": {**needed, **(more or {})},
@@ -275,17 +309,17 @@ def _rows_schema(needed: dict[str, object], more: dict[str, object] | None = Non
 
 def graph_schema() -> dict[str, object]:
     """Return the schema, draft 2020-12."""
-    link = {"src": _ID_SCHEMA, "dst": _ID_SCHEMA, "bandwidth_bytes_per_s": {**_SECONDS_SCHEMA, "exclusiveMinimum": 0}}
-    seconds = {"type": "object", "additionalProperties": _SECONDS_SCHEMA, "minProperties": 1}
+    link = {"src": ID_SCHEMA, "dst": ID_SCHEMA, "bandwidth_bytes_per_s": {**SECONDS_SCHEMA, "exclusiveMinimum": 0}}
+    seconds = {"type": "object", "additionalProperties": SECONDS_SCHEMA, "minProperties": 1}
     properties = {
         "format": {"const": FORMAT},
-        "devices": _rows_schema({"id": _ID_SCHEMA, "memory_node": _ID_SCHEMA}, {"kind": {"type": "string"}}, least=1),
-        "memory_nodes": _rows_schema(
-            {"id": _ID_SCHEMA}, {"capacity_bytes": {**_BYTES_SCHEMA, "type": ["integer", "null"]}}
+        "devices": rows_schema({"id": ID_SCHEMA, "memory_node": ID_SCHEMA}, {"kind": {"type": "string"}}, least=1),
+        "memory_nodes": rows_schema(
+            {"id": ID_SCHEMA}, {"capacity_bytes": {**BYTES_SCHEMA, "type": ["integer", "null"]}}
         ),
-        "links": _rows_schema({**link, "latency_s": _SECONDS_SCHEMA}, {"bus": {"type": "string"}}),
-        "tasks": _rows_schema({"id": _ID_SCHEMA, "seconds": seconds}),
-        "edges": _rows_schema({"src": _ID_SCHEMA, "dst": _ID_SCHEMA}, {"bytes": _BYTES_SCHEMA}),
+        "links": rows_schema({**link, "latency_s": SECONDS_SCHEMA}, {"bus": {"type": "string"}}),
+        "tasks": rows_schema({"id": ID_SCHEMA, "seconds": seconds}),
+        "edges": rows_schema({"src": ID_SCHEMA, "dst": ID_SCHEMA}, {"bytes": BYTES_SCHEMA}),
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

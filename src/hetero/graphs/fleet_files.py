@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.floor.errors import GraphError
-from hetero.graphs.document import DocumentPlace, fleet_of
+from hetero.graphs.document import DocumentPlace, fleet_of, known_id
 from hetero.graphs.files import parse_json, read_text
 from hetero.model.graph import GraphDevice
 from hetero.model.topology import MemoryNode, Topology
@@ -31,12 +31,16 @@ class GraphFleet:
     topology : memory nodes and links
     speed : one a device, > 0; a task of t seconds takes t / speed there
     speeds : one a device; the speed for single kinds of tasks, None where such a task cannot run
+    cores : one a device, 0 where unknown; empty where no device says
+    files_at : the memory node where files lie before and come home to, '' where they take no way
     """
 
     devices: tuple[GraphDevice, ...]
     topology: Topology
     speed: tuple[float, ...]
     speeds: tuple[dict[str, float | None], ...]
+    cores: tuple[int, ...] = ()
+    files_at: str = ""
 
     def seconds(self, seconds: float, kind: str = "") -> tuple[float, ...]:
         """Return the seconds on each device of a task that takes `seconds` at speed 1, inf where it cannot run.
@@ -78,22 +82,26 @@ def fleet_from(document: object, file: str) -> GraphFleet:
         given = document.get("format") if isinstance(document, dict) else document
         raise (place / "format").wrong(given, f"{FORMAT!r}", "see docs/graphs.md")
     rows = document.get("devices")
-    speed, speeds, plain = [], [], []
+    speed, speeds, cores, plain = [], [], [], []
     for number, row in enumerate(rows if isinstance(rows, list) else ()):
         here = place / "devices" / number
         if not isinstance(row, dict):
             raise here.wrong(row, "an object")
         speed.append((here / "speed").number(row.get("speed", 1.0), "a speed", above=0.0))
         speeds.append(_speeds(row.get("speeds", {}), here / "speeds"))
-        plain.append({key: value for key, value in row.items() if key not in ("speed", "speeds")})
-    unknown = sorted(set(document) - {"format", "name", "devices", "memory_nodes", "links"})
+        cores.append((here / "cores").whole(row.get("cores", 0), "a number of cores"))
+        plain.append({key: value for key, value in row.items() if key not in ("speed", "speeds", "cores")})
+    unknown = sorted(set(document) - {"format", "name", "devices", "memory_nodes", "links", "files_at"})
     if unknown:
         raise GraphError(
-            f"{place}: the key {unknown[0]!r} is not known", remedy="allowed: devices, memory_nodes, links"
+            f"{place}: the key {unknown[0]!r} is not known", remedy="allowed: devices, memory_nodes, links, files_at"
         )
     document = {"memory_nodes": [], "links": [], **document, "devices": plain if isinstance(rows, list) else rows}
     devices, topology = fleet_of(document, place)
-    return GraphFleet(devices, topology, tuple(speed), tuple(speeds))
+    files_at = document.get("files_at", "")
+    if files_at != "":
+        files_at = known_id(files_at, [node.id for node in topology.nodes], "memory node", place / "files_at")
+    return GraphFleet(devices, topology, tuple(speed), tuple(speeds), tuple(cores) if any(cores) else (), files_at)
 
 
 def _speeds(given: object, place: DocumentPlace) -> dict[str, float | None]:

@@ -6,23 +6,28 @@ In: a path, and a fleet where the format has no devices. Out: a checked `TaskGra
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hetero.floor.errors import BadValueError, GraphError, did_you_mean
 from hetero.floor.units import shown
+from hetero.graphs.data_graph import FORMAT as DATA_FORMAT
+from hetero.graphs.data_graph import DataGraph, DataTask, GraphItem, ItemUse, data_document, data_graph_of
 from hetero.graphs.document import DocumentPlace, document_of, graph_of
 from hetero.graphs.dot import read_dot
 from hetero.graphs.files import parse_json, read_text
 from hetero.graphs.fleet_files import GraphFleet, read_fleet
-from hetero.model.graph import GraphEdge, GraphTask, TaskGraph
+from hetero.model.graph import GraphEdge, GraphTask, TaskGraph, topological_order
 from hetero.plan.problem import without_path
 
 __all__ = [
     "FORMATS",
     "convert",
+    "is_data_graph",
     "is_wfformat",
+    "read_any",
     "read_graph",
     "read_hswf",
     "read_plannable",
@@ -36,8 +41,22 @@ FORMATS = ("hetero", "wfformat", "stg", "dot", "hswf")
 _ENDS = {".json": "json", ".stg": "stg", ".dot": "dot", ".gv": "dot"}
 
 
-def read_graph(path: Path) -> TaskGraph:
-    """Read a hetero-graph/1 file.
+def _graph_of(document: object, file: str) -> TaskGraph:
+    """Check a document of hetero-graph/1 or hetero-graph/2; return its tasks and edges."""
+    return data_graph_of(document, file).as_tasks() if is_data_graph(document) else graph_of(document, file)
+
+
+def is_data_graph(document: object) -> bool:
+    """Return whether a document says that it is of hetero-graph/2."""
+    return isinstance(document, dict) and document.get("format") == DATA_FORMAT
+
+
+def read_graph(path: Path, *, items: bool = True) -> TaskGraph:
+    """Read a hetero-graph/1 or hetero-graph/2 file.
+
+    Parameters
+    ----------
+    items : False refuses hetero-graph/2, whose tasks come with some of our own
 
     Raises
     ------
@@ -54,7 +73,12 @@ def read_graph(path: Path) -> TaskGraph:
         raise GraphError(
             f"{path}: WfFormat names no devices", remedy=f"run 'hetero graph convert {path} --devices FLEET'"
         )
-    return graph_of(document, str(path))
+    if not items and is_data_graph(document):
+        raise GraphError(
+            f"{path}: tasks of {DATA_FORMAT} use items, and a function of what the tasks before returned has none",
+            remedy="write the graph by handles: graph.data and graph.add",
+        )
+    return _graph_of(document, str(path))
 
 
 def read_plannable(path: Path) -> TaskGraph:
@@ -71,6 +95,14 @@ def read_plannable(path: Path) -> TaskGraph:
 def convert(
     path: Path, fleet: str | None = None, form: str | None = None, columns: Sequence[str] = (), edge_bytes: int = 0
 ) -> TaskGraph:
+    """Read a graph file of any format, as tasks and edges; parameters and errors as for `read_any`."""
+    found = read_any(path, fleet, form, columns, edge_bytes)
+    return _linked(found.as_tasks(), fleet or path) if isinstance(found, DataGraph) else found
+
+
+def read_any(
+    path: Path, fleet: str | None = None, form: str | None = None, columns: Sequence[str] = (), edge_bytes: int = 0
+) -> TaskGraph | DataGraph:
     """Read a graph file of any format.
 
     Parameters
@@ -94,6 +126,8 @@ def convert(
     guess = ("json" if form in ("hetero", "wfformat") else form) or _guess(path, text)
     document = parse_json(text, str(path)) if guess == "json" else None
     if guess == "json" and not is_wfformat(document):
+        if is_data_graph(document):
+            return data_graph_of(document, str(path))
         return _linked(graph_of(document, str(path)), path)
     if guess == "hswf" and not columns:
         raise BadValueError(
@@ -103,8 +137,11 @@ def convert(
     if fleet is None:
         raise BadValueError(f"{path} names no devices", remedy="give --devices: a file, or a number of equal devices")
     found = read_fleet(fleet)
+    graph: TaskGraph | DataGraph
     if guess == "json":
         graph = read_wfformat(document, str(path), found)
+        if isinstance(graph, DataGraph):
+            return data_graph_of(data_document(graph), str(path))
     elif guess == "hswf":
         graph = read_hswf(text, str(path), found, tuple(columns), edge_bytes)
     else:
@@ -271,8 +308,8 @@ def is_wfformat(document: object) -> bool:
     return isinstance(document, dict) and "workflow" in document and "schemaVersion" in document
 
 
-def read_wfformat(document: Any, file: str, fleet: GraphFleet) -> TaskGraph:
-    """Read a workflow of WfFormat 1.5.
+def read_wfformat(document: Any, file: str, fleet: GraphFleet) -> TaskGraph | DataGraph:
+    """Read a workflow of WfFormat 1.5; as items where the fleet says where files lie, or how many cores devices have.
 
     Parameters
     ----------
@@ -281,7 +318,13 @@ def read_wfformat(document: Any, file: str, fleet: GraphFleet) -> TaskGraph:
 
     Notes
     -----
-    The bytes of an edge are those of the files that the parent writes and the child reads.
+    The bytes of an edge are those of the files that the parent writes and the child reads. Where the machines of the
+    trace have clocks of their own, t is what the task would have taken on the fastest. A program that is a whole
+    script, as in traces of Nextflow, has the last word of its task's name, in small letters.
+
+    As items each file travels by itself; those that no task writes lie at the fleet's `files_at`, and those that no
+    task reads come home there. A task takes a device with as many cores as it was given, and with as much memory as it
+    took.
 
     References
     ----------
@@ -304,11 +347,90 @@ def read_wfformat(document: Any, file: str, fleet: GraphFleet) -> TaskGraph:
     for number, (name, row) in enumerate(zip(names, rows, strict=True)):
         if by_name.setdefault(name, row) is not row:
             raise GraphError(f"{here / number}: the id {shown(name)} is given twice", remedy="give each task its own")
-    tasks = tuple(GraphTask(name, fleet.seconds(*_run(name, ran, place))) for name in names)
-    edges = tuple(
-        GraphEdge(src, dst, _bytes(by_name[src], by_name[dst], sizes, here / dst)) for src, dst in _pairs(by_name, here)
-    )
+    clocks = _clocks(document["workflow"]["execution"].get("machines") or [], place)
+    seconds = {name: fleet.seconds(*_run(name, by_name[name], ran, clocks, place)) for name in names}
+    pairs = _pairs(by_name, here)
+    if fleet.files_at or fleet.cores:
+        return _with_files(by_name, seconds, {name: row for name, (_, row) in ran.items()}, pairs, sizes, fleet, place)
+    tasks = tuple(GraphTask(name, seconds[name]) for name in names)
+    edges = tuple(GraphEdge(src, dst, _bytes(by_name[src], by_name[dst], sizes, here / dst)) for src, dst in pairs)
     return TaskGraph(fleet.devices, fleet.topology, tasks, edges)
+
+
+def _clocks(rows: object, place: DocumentPlace) -> dict[str, float]:
+    """Return the clock of each machine over that of the fastest; nothing where one has none."""
+    here = place / "workflow" / "execution" / "machines"
+    if not isinstance(rows, list):
+        raise here.wrong(rows, "a list")
+    found: dict[str, float] = {}
+    for number, row in enumerate(rows):
+        name = _text(row, "nodeName", here / number)
+        cpu = row.get("cpu")
+        clock = cpu.get("speedInMHz") if isinstance(cpu, dict) else None
+        if clock is None:
+            return {}
+        found[name] = (here / number / "cpu" / "speedInMHz").number(clock, "a clock", above=0.0)
+    return {name: clock / max(found.values()) for name, clock in found.items()}
+
+
+def _with_files(
+    by_name: dict[str, object],
+    seconds: dict[str, tuple[float, ...]],
+    ran: dict[str, dict[str, object]],
+    pairs: list[tuple[str, str]],
+    sizes: dict[str, int],
+    fleet: GraphFleet,
+    place: DocumentPlace,
+) -> DataGraph:
+    """Return a workflow whose files are items; one that several tasks write is an item for each."""
+    here, names = place / "workflow" / "specification" / "tasks", list(by_name)
+    number = {name: at for at, name in enumerate(names)}
+    made = {name: dict.fromkeys(_names(row, "outputFiles", here / name)) for name, row in by_name.items()}
+    writers: dict[str, list[str]] = {}
+    for name in names:
+        for path in made[name]:
+            writers.setdefault(path, []).append(name)
+    parents: dict[str, list[str]] = {name: [] for name in names}
+    for src, dst in pairs:
+        parents[dst].append(src)
+    items: dict[str, GraphItem] = {}
+
+    def item(path: str, writer: str, name: str) -> str:
+        if path not in sizes:
+            raise GraphError(f"{here / name}: the file {shown(path)} has no size", remedy="list it in files")
+        found = path if len(writers.get(path, ())) < 2 else f"{path} of {writer}"
+        items.setdefault(found, GraphItem(found, sizes[path], "" if writer else fleet.files_at))
+        return found
+
+    tasks: list[DataTask] = []
+    read: set[str] = set()
+    for at in topological_order(names, [(number[src], number[dst]) for src, dst in pairs]):
+        name, uses, before = names[at], dict[str, ItemUse](), set[str]()
+        for path in dict.fromkeys(_names(by_name[name], "inputFiles", here / name)):
+            givers = [each for each in parents[name] if path in made[each]]
+            if not givers and path not in writers and fleet.files_at and sizes.get(path, 1):
+                givers = [""]
+            for giver in givers:
+                found = item(path, giver, name)
+                uses[found] = ItemUse(found, "R")
+                before.add(giver)
+        read.update(uses)
+        for path in made[name]:
+            if path in sizes:
+                found = item(path, name, name)
+                uses.setdefault(found, ItemUse(found, "W"))
+        after = tuple(each for each in parents[name] if each not in before)
+        cores, memory = (
+            (place / "workflow" / "execution" / "tasks" / name / key).whole(ran[name].get(key) or 0, "a whole number")
+            for key in ("coreCount", "memoryInBytes")
+        )
+        tasks.append(DataTask(name, seconds[name], tuple(uses.values()), after, cores, memory))
+    homes = {
+        name: each._replace(home=fleet.files_at) if name not in read and each.nbytes and not each.at else each
+        for name, each in items.items()
+    }
+    cores_of = fleet.cores or (0,) * len(fleet.devices)
+    return DataGraph(fleet.devices, fleet.topology, cores_of, tuple(homes.values()), tuple(tasks), str(place))
 
 
 def _get(document: object, place: DocumentPlace, *keys: str) -> list[Any]:
@@ -341,7 +463,13 @@ def _sizes(document: Any, place: DocumentPlace) -> dict[str, int]:
     }
 
 
-def _run(name: str, ran: dict[str, tuple[int, Any]], place: DocumentPlace) -> tuple[float, str]:
+def _run(
+    name: str,
+    specified: object,
+    ran: dict[str, tuple[int, dict[str, object]]],
+    clocks: dict[str, float],
+    place: DocumentPlace,
+) -> tuple[float, str]:
     """Return the seconds that a task ran, and its program."""
     here = place / "workflow" / "execution" / "tasks"
     if name not in ran:
@@ -350,7 +478,13 @@ def _run(name: str, ran: dict[str, tuple[int, Any]], place: DocumentPlace) -> tu
     seconds = (here / number / "runtimeInSeconds").number(row.get("runtimeInSeconds"), "a run time")
     command = row.get("command")
     program = command.get("program", "") if isinstance(command, dict) else ""
-    return seconds, program if isinstance(program, str) else ""
+    if not isinstance(program, str) or any(map(str.isspace, program)):  # a script
+        process = specified.get("name", "") if isinstance(specified, dict) else ""
+        program = re.split("[.:]", process)[-1].lower() if isinstance(process, str) else ""
+    machines = row.get("machines")
+    named = machines if isinstance(machines, list) else ()
+    known = [clocks[each] for each in named if isinstance(each, str) and each in clocks]
+    return seconds * (min(known) if known else 1.0), program
 
 
 def _pairs(by_name: dict[str, object], place: DocumentPlace) -> list[tuple[str, str]]:

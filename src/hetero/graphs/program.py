@@ -208,7 +208,7 @@ class Graph:
         ...     graph.run(ctx)
         [[['a'], 'b']]
         """
-        read = read_graph(Path(path))
+        read = read_graph(Path(path), items=False)
         number = {task.id: index for index, task in enumerate(read.tasks)}
         pairs = [(number[edge.src], number[edge.dst]) for edge in read.edges]
         before: list[list[int]] = [[] for _ in read.tasks]

@@ -235,6 +235,22 @@ def _states() -> list[bytes]:
     return [encode_state({"step": 3, "w": np.arange(6.0).reshape(2, 3), "names": ("a", b"b"), "more": [1.5, None]})]
 
 
+def _encrypted() -> list[bytes]:
+    from hetero.stores.encryption import EncryptionKey, encrypt
+
+    target = io.BytesIO()
+    encrypt(io.BytesIO(bytes(range(200))), target, EncryptionKey(bytes(32)), chunk_bytes=64)
+    return [target.getvalue()]
+
+
+def _decrypted(path: Path) -> None:
+    from hetero.stores.encryption import EncryptedFile, EncryptionKey, decrypt
+
+    with path.open("rb") as file:
+        decrypt(file, None, [EncryptionKey(bytes(32))])
+        EncryptedFile(file, [EncryptionKey(bytes(32))]).read(100, 10)
+
+
 def _training_states() -> list[bytes]:
     facts = json.dumps({"numbers": [3.0, 1.0], "model": ["w"], "optimizer": {}})
     header = json.dumps({"__metadata__": {"format": "x", "facts": facts}}).encode()
@@ -480,6 +496,7 @@ FORMATS = (
     Format("history", "history.sqlite", _history, _stored, "bytes"),
     Format("checkpoint", "state", _states, _state, "bytes"),
     Format("training state", "state", _training_states, _training_state, "bytes"),
+    Format("encrypted file", "a.enc", _encrypted, _decrypted, "bytes"),
     Format("log of samples", "run-000000-h0.samples.jsonl", _sample_logs, _samples, "lines", (1, 3)),
     Format("digits", "a.idx", _idx, _digits, "bytes"),
     *KEPT,

@@ -34,6 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _run(folder: Path, command: str, absent: str = "", limit: int | None = None) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "ABSENT": absent, "HETERO_HOME": str(folder / "home")}
+    environment["TEAM_KEY"] = "0" * 64
     bound = None if limit is None else lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     line = [sys.executable, "-m", "hetero", *command.replace("EXAMPLES", str(PROJECT / "examples")).split()]
     return subprocess.run(
@@ -58,6 +59,8 @@ def _run(folder: Path, command: str, absent: str = "", limit: int | None = None)
         ("matplotlib", "topo --output a.png", "plot"),
         ("ray", "cluster start --head", "ray"),
         ("pyarrow", "anonymise a.yaml a.csv b.csv", "batch"),
+        ("cryptography", "data encrypt --key-env TEAM_KEY prices.yaml b.enc", "encrypt"),
+        ("obstore", "doctor storage s3://bucket", "batch"),
     ],
 )
 def test_a_command_without_its_package_names_the_extra_and_exits_2(

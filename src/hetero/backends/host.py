@@ -26,6 +26,7 @@ __all__ = [
     "cpu_status",
     "cpus",
     "driver_facts",
+    "file_text",
     "groups",
     "numa_node",
     "pci_accelerators",
@@ -46,7 +47,8 @@ class PciDevice(NamedTuple):
     driver: str
 
 
-def _text(path: Path) -> str:
+def file_text(path: Path) -> str:
+    """Return what a file of the system holds, without blanks around it; '' where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -54,7 +56,7 @@ def _text(path: Path) -> str:
 
 
 def _number(path: Path) -> int | None:
-    text = _text(path)
+    text = file_text(path)
     return int(text) if text.lstrip("-").isdigit() else None
 
 
@@ -65,7 +67,7 @@ def _allowed_cpus() -> tuple[int, ...]:
 
 
 def _quota_cores(root: Path) -> int | None:
-    quota, _, period = _text(root / "sys/fs/cgroup/cpu.max").partition(" ")
+    quota, _, period = file_text(root / "sys/fs/cgroup/cpu.max").partition(" ")
     if not (quota.isdigit() and period.isdigit()) or int(period) == 0:
         return None
     return max(1, math.ceil(int(quota) / int(period)))
@@ -136,7 +138,7 @@ def core_ids(numbers: Iterable[int]) -> tuple[str, ...]:
 @cache
 def cpu_name(root: Path = ROOT) -> str:
     """Return the maker's name of the CPU."""
-    for line in _text(root / "proc/cpuinfo").splitlines():
+    for line in file_text(root / "proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("model name", "Model", "cpu model"):
             return " ".join(value.split())
@@ -176,9 +178,9 @@ def pci_accelerators(root: Path = ROOT) -> tuple[PciDevice, ...]:
     """Return the display adapters and accelerators on the PCI bus, in order of address."""
     found = []
     for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
-        if not _text(folder / "class").startswith(_ACCELERATOR_CLASSES):
+        if not file_text(folder / "class").startswith(_ACCELERATOR_CLASSES):
             continue
-        vendor, device = _text(folder / "vendor"), _text(folder / "device")
+        vendor, device = file_text(folder / "vendor"), file_text(folder / "device")
         driver = folder / "driver"
         name = driver.resolve().name if driver.exists() else ""
         found.append(PciDevice(folder.name.lower(), int(vendor, 16), int(device, 16), name))
@@ -217,7 +219,10 @@ def amd_status(address: str, root: Path = ROOT) -> DeviceStatus:
 def driver_facts(root: Path = ROOT) -> tuple[str, ...]:
     """Return what changes when a driver or a device of this host changes: device files, versions, vendor files."""
     facts = [platform.node(), platform.release(), cpu_name(root), str(cpus(root))]
-    facts += [_text(root / "proc/driver/nvidia/version").partition("\n")[0], _text(root / "sys/module/amdgpu/version")]
+    facts += [
+        file_text(root / "proc/driver/nvidia/version").partition("\n")[0],
+        file_text(root / "sys/module/amdgpu/version"),
+    ]
     for pattern in ("dev/nvidia[0-9]*", "dev/dri/render*", "dev/kfd", "dev/dxg", "dev/accel*", "dev/vfio/*"):
         facts += [str(path) for path in sorted(root.glob(pattern))]
     for pattern in ("etc/OpenCL/vendors/*", "usr/share/vulkan/icd.d/*", "etc/vulkan/icd.d/*"):
@@ -260,7 +265,7 @@ class PackageEnergy:
 
     def __init__(self, root: Path = ROOT) -> None:
         folders = sorted((root / "sys/class/powercap").glob("*-rapl:*"))
-        packages = [folder for folder in folders if _text(folder / "name").startswith("package")]
+        packages = [folder for folder in folders if file_text(folder / "name").startswith("package")]
         last = {folder: _number(folder / "energy_uj") for folder in packages}
         self._last = {folder: count for folder, count in last.items() if count is not None}
         self._joules = 0.0

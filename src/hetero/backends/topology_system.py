@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from hetero.backends import nvidia
-from hetero.backends.host import ROOT, pci_accelerators, pci_silicon
+from hetero.backends.host import ROOT, file_text, pci_accelerators, pci_silicon
 from hetero.backends.nvidia import (
     NVLINK_BYTES_PER_S,
     NVLINK_LATENCY_S,
@@ -34,23 +34,16 @@ _TRANSFERS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 _MEMORY_BYTES_PER_S = 40e9
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-
-
 def _node(folder: Path) -> int:
     """Return the NUMA node; the kernel writes -1 where there is but one."""
-    text = _text(folder / "numa_node")
+    text = file_text(folder / "numa_node")
     return max(0, int(text)) if text.lstrip("-").isdigit() else 0
 
 
 def _slot(folder: Path) -> tuple[float, Origin]:
     """Return the bandwidth of a PCIe slot by its transfers a second and its lanes."""
-    speed = re.match(r"[\d.]+", _text(folder / "max_link_speed"))
-    width = _text(folder / "max_link_width")
+    speed = re.match(r"[\d.]+", file_text(folder / "max_link_speed"))
+    width = file_text(folder / "max_link_width")
     generation = _TRANSFERS.get(float(speed[0])) if speed else None
     if generation is None or not width.isdigit() or not 0 < int(width) <= 32:
         return Rates().pcie, "declared"
@@ -59,7 +52,7 @@ def _slot(folder: Path) -> tuple[float, Origin]:
 
 def _rate(folder: Path) -> float | None:
     """Return the bytes/s of an InfiniBand adapter: that of its ports together, as in '400 Gb/sec (4X NDR)'."""
-    rates = (re.match(r"([\d.]+) Gb", _text(port / "rate")) for port in sorted(folder.glob("ports/*")))
+    rates = (re.match(r"([\d.]+) Gb", file_text(port / "rate")) for port in sorted(folder.glob("ports/*")))
     return sum(float(rate[1]) for rate in rates if rate) * 1e9 / 8 or None
 
 

@@ -24,7 +24,7 @@ from hetero.floor import clock
 from hetero.floor.errors import EngineError
 from hetero.floor.platform import SharedMemory, open_shared, shared_memory, shared_path
 
-__all__ = ["SharedRow", "SharedSums", "Under"]
+__all__ = ["PendingSum", "SharedRow", "SharedSums"]
 
 _BYTES = 1 << 27
 _TOKEN_BYTES = 32
@@ -86,7 +86,7 @@ class SharedSums:
         for rank, connection in mesh.sockets.items():
             self._selector.register(connection, selectors.EVENT_READ, rank)
         self._started = 0
-        self._open: deque[Under] = deque()
+        self._open: deque[PendingSum] = deque()
         self._past: deque[_Place] = deque()
 
     @classmethod
@@ -131,7 +131,7 @@ class SharedSums:
                 begin = place.end
         return begin
 
-    def start(self, row: TensorRow, words: str, op: Op, deadline_s: float) -> Under:
+    def start(self, row: TensorRow, words: str, op: Op, deadline_s: float) -> PendingSum:
         """Start to replace a row by the sum, maximum or minimum of all; there must be room.
 
         Parameters
@@ -148,7 +148,7 @@ class SharedSums:
         self.notify_here(one)
         return one
 
-    def reserve(self, row: TensorRow, words: str, op: Op, deadline_s: float) -> Under:
+    def reserve(self, row: TensorRow, words: str, op: Op, deadline_s: float) -> PendingSum:
         """Take a place for rows as long as this one, which are written there: see `SharedRow`; there must be room.
 
         Raises
@@ -160,7 +160,7 @@ class SharedSums:
         end = begin + _padded(len(row.data)) * self._mesh.size
         self._wait_until_free(begin, end, deadline_s)
         self._started += 1
-        one = Under(self, _Place(self._started, begin, end), row, words, op, deadline_s)
+        one = PendingSum(self, _Place(self._started, begin, end), row, words, op, deadline_s)
         self._open.append(one)
         return one
 
@@ -180,7 +180,7 @@ class SharedSums:
         at = _TOKEN_BYTES + 8 * rank
         return int.from_bytes(self._bytes[at : at + 8], "little")
 
-    def end(self, one: Under) -> None:
+    def end(self, one: PendingSum) -> None:
         """Wait for a sum that was started, and for those before it.
 
         Raises
@@ -197,7 +197,7 @@ class SharedSums:
             first.row.data[:] = first.slot(0)
             self.release(first)
 
-    def meet(self, one: Under) -> None:
+    def meet(self, one: PendingSum) -> None:
         """Wait until the rows of all are there, after what was started before; raises as `end` does."""
         while self._open[0] is not one:
             self.end(self._open[0])
@@ -214,17 +214,17 @@ class SharedSums:
         """Notify the others that this member has added up its part, or that nobody is to wait for it."""
         self._notify(_ADDED, 0)
 
-    def add_up(self, one: Under) -> None:
+    def add_up(self, one: PendingSum) -> None:
         """Put the sum of the rows, which are all there, into the first of them; raises as `end` does."""
         one.add_up(self._mesh.rank, self._mesh.size)
         self.notify_added()
         self._await(lambda peer: peer.added_count >= one.place.number, one.deadline_s)
 
-    def notify_here(self, one: Under) -> None:
+    def notify_here(self, one: PendingSum) -> None:
         """Notify the others that this member's row is there, and what it takes part in."""
         self._notify(_HERE, crc32(one.words.encode()))
 
-    def release(self, one: Under) -> None:
+    def release(self, one: PendingSum) -> None:
         """Record that this member needs nothing of a place any more; it is the first of those under way."""
         at = _TOKEN_BYTES + 8 * self._mesh.rank
         self._bytes[at : at + 8] = one.place.number.to_bytes(8, "little")
@@ -300,8 +300,8 @@ class SharedSums:
 
 
 @dataclass(slots=True, eq=False)
-class Under:
-    """A sum that is under way.
+class PendingSum:
+    """A sum that has been started and not ended.
 
     Attributes
     ----------
@@ -310,7 +310,7 @@ class Under:
     words, op, deadline_s : as given to `SharedSums.start`
     """
 
-    _home: SharedSums
+    _sums: SharedSums
     place: _Place
     row: TensorRow
     words: str
@@ -319,13 +319,13 @@ class Under:
 
     def wait(self) -> None:
         """Return when the row holds the sum; raises as `SharedSums.end` does."""
-        self._home.end(self)
+        self._sums.end(self)
 
     def slot(self, rank: int) -> memoryview:
         """Return where the row of a member lies."""
         nbytes = len(self.row.data)
         begin = self.place.begin + rank * _padded(nbytes)
-        return self._home._bytes[begin : begin + nbytes]
+        return self._sums._bytes[begin : begin + nbytes]
 
     def add_up(self, part: int, parts: int) -> None:
         """Put one part of the sum of all rows into the first of them, in the order of ranks."""
@@ -356,7 +356,12 @@ class SharedRow:
     """
 
     def __init__(
-        self, sums: SharedSums, one: Under, rank: int, size: int, breaking: Callable[[], AbstractContextManager[None]]
+        self,
+        sums: SharedSums,
+        one: PendingSum,
+        rank: int,
+        size: int,
+        breaking: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._sums, self._one, self._size, self._breaking = sums, one, size, breaking
         self._is_met = self._is_added = False

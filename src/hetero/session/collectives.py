@@ -234,7 +234,7 @@ class _Where(TypedDict):
     beyond_loopback: bool
 
 
-class _Talk:
+class _MemberChannel:
     """How a member of a group task takes part in collectives: see `hetero.comm.rendezvous.Meeting`."""
 
     def __init__(self, channel: Channel) -> None:
@@ -312,8 +312,8 @@ def _group(what: str, row: NDArray[np.generic]) -> Iterator[Group]:
         record_collective(frame, what, group.carried_by, group.rank, group.world_size, int(row.nbytes), seconds)
 
 
-def _talk(frame: Frame, channel: Channel) -> _Talk:
+def _talk(frame: Frame, channel: Channel) -> _MemberChannel:
     if frame.talk is None:
-        frame.talk = _Talk(channel)
-    talk: _Talk = frame.talk
+        frame.talk = _MemberChannel(channel)
+    talk: _MemberChannel = frame.talk
     return talk

@@ -23,7 +23,7 @@ _ROOM = 8.0
 
 
 @dataclass(slots=True)
-class _Desk:
+class _StageQueue:
     """One device: the stages it may run, what is known of it at each step, and what it was given."""
 
     allowed: tuple[bool, ...]
@@ -61,44 +61,44 @@ class StagePlanner:
     """
 
     def __init__(self, allowed: Mapping[str, tuple[bool, ...]], make_sizes: Callable[[str, Step], Sizes]) -> None:
-        self._desks = {name: _Desk(stages) for name, stages in allowed.items()}
+        self._queues = {name: _StageQueue(stages) for name, stages in allowed.items()}
         self._make_sizes = make_sizes
 
     @property
     def names(self) -> tuple[str, ...]:
         """The devices that still take part."""
-        return tuple(self._desks)
+        return tuple(self._queues)
 
     @property
     def bound(self) -> float:
         """How many records may wait before a stage, for each device eight batches of the largest size."""
-        sizes = [each.wanted() for desk in self._desks.values() for each in desk.sizes.values()]
-        return max(_LEAST, _ROOM * max(sizes, default=1.0) * len(self._desks))
+        sizes = [each.wanted() for own in self._queues.values() for each in own.sizes.values()]
+        return max(_LEAST, _ROOM * max(sizes, default=1.0) * len(self._queues))
 
     def may(self, name: str, step: Step) -> bool:
         """Return whether a device may run a step."""
-        return all(self._desks[name].allowed[step[0] : step[1] + 1])
+        return all(self._queues[name].allowed[step[0] : step[1] + 1])
 
     def sizes_at(self, name: str, step: Step) -> Sizes:
         """Return what is known of a device at a step."""
-        desk = self._desks[name]
-        if step not in desk.sizes:
-            desk.sizes[step] = self._make_sizes(name, step)
-        return desk.sizes[step]
+        own = self._queues[name]
+        if step not in own.sizes:
+            own.sizes[step] = self._make_sizes(name, step)
+        return own.sizes[step]
 
     def sizes(self, name: str) -> Sizes:
         """Return what is known of a device at the step that it knows best."""
-        desk = self._desks[name]
-        known = sorted(desk.sizes, key=lambda step: (len(desk.sizes[step].points()), step))
-        return desk.sizes[known[-1]] if known else self.sizes_at(name, (0, 0))
+        own = self._queues[name]
+        known = sorted(own.sizes, key=lambda step: (len(own.sizes[step].points()), step))
+        return own.sizes[known[-1]] if known else self.sizes_at(name, (0, 0))
 
     def given(self, name: str) -> tuple[int, ...]:
         """Return the tickets of the batches that a device has not done yet."""
-        return tuple(self._desks[name].queue)
+        return tuple(self._queues[name].queue)
 
     def why_idle(self, name: str) -> str:
         """Return why a device did nothing."""
-        return "the other devices kept up with every stage" if self._desks[name].idle else ""
+        return "the other devices kept up with every stage" if self._queues[name].idle else ""
 
     def choose(self, name: str, queues: Sequence[float]) -> Step | None:
         """Return the step that a free device takes, None where it should wait.
@@ -107,19 +107,19 @@ class StagePlanner:
         ----------
         queues : records that wait before each stage
         """
-        desk, bound = self._desks[name], self.bound
-        if len(desk.queue) >= _QUEUED or any(self.sizes_at(name, step).probing for step, _ in desk.queue.values()):
+        own, bound = self._queues[name], self.bound
+        if len(own.queue) >= _QUEUED or any(self.sizes_at(name, step).probing for step, _ in own.queue.values()):
             return None
         behind = [ready + self._coming(number + 1) for number, ready in enumerate(queues[1:])] + [0.0]
         stages = [
             number
             for number, ready in enumerate(queues)
-            if ready > 0 and desk.allowed[number] and (behind[number] < bound or number == len(queues) - 1)
+            if ready > 0 and own.allowed[number] and (behind[number] < bound or number == len(queues) - 1)
             if not self._too_late(name, number, queues)
         ]
         for number in reversed(stages):
             if self.sizes_at(name, (number, number)).law is None:
-                return None if desk.queue else (number, number)
+                return None if own.queue else (number, number)
         gains = {
             (number, number): self._rate(name, (number, number)) * (queues[number] - behind[number])
             for number in stages
@@ -134,18 +134,18 @@ class StagePlanner:
 
     def assign(self, name: str, ticket: int, step: Step, size: float) -> None:
         """Record that a device was given a batch."""
-        self._desks[name].queue[ticket] = step, size
-        self._desks[name].idle = False
+        self._queues[name].queue[ticket] = step, size
+        self._queues[name].idle = False
 
     def done(self, name: str, ticket: int, now_s: float, seconds: float = 0.0, cold: bool = False) -> None:
         """Record that a device is through with a batch, in so many seconds; 0 where nothing is to be learned."""
-        step, size = self._desks[name].queue.pop(ticket)
+        step, size = self._queues[name].queue.pop(ticket)
         if seconds > 0.0:
             self.sizes_at(name, step).add(size, seconds, cold)
 
     def drop(self, name: str) -> tuple[int, ...]:
         """Leave a device out from now on; returns the tickets that it had."""
-        return tuple(self._desks.pop(name).queue)
+        return tuple(self._queues.pop(name).queue)
 
     def _too_late(self, name: str, stage: int, queues: Sequence[float]) -> bool:
         """Return whether quicker ones will be through with a stage before this device has done a batch of it."""
@@ -153,13 +153,13 @@ class StagePlanner:
         if queues[0] >= self.bound or law is None:
             return False
         step = (stage, stage)
-        rates = [self._rate(other, step) for other in self._desks if self.may(other, step)]
+        rates = [self._rate(other, step) for other in self._queues if self.may(other, step)]
         quicker = sum(rate for rate in rates if rate > law.rate)
         return law.seconds(min(law.best, queues[stage])) * quicker > queues[stage]
 
     def _coming(self, stage: int) -> float:
         """Return how many records devices work on that will wait before a stage."""
-        works = [work for desk in self._desks.values() for work in desk.queue.values()]
+        works = [work for own in self._queues.values() for work in own.queue.values()]
         return sum(size for (_, last), size in works if last + 1 == stage)
 
     def _rate(self, name: str, step: Step) -> float:

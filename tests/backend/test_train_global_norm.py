@@ -116,6 +116,17 @@ def test_a_layer_over_parts_is_the_layer_over_the_whole(
     compare(teams[len(parts)], layer_for(shape), x, parts)
 
 
+@pytest.mark.parametrize("parts", [(4, 5), (1, 8), (2, 3, 6)])
+@pytest.mark.parametrize("options", [{"affine": True}, {"momentum": 0.7, "eps": 0.1}])
+def test_the_statistics_that_instances_track_are_those_of_the_whole_batch(
+    teams: dict[int, Team], options: dict[str, Any], parts: tuple[int, ...]
+) -> None:
+    torch.manual_seed(sum(parts))
+    x = torch.randn(sum(parts), 4, 5, 3, dtype=torch.float64) * 3 + 5
+    layer = nn.InstanceNorm2d(4, track_running_stats=True, **options).double()
+    compare(teams[len(parts)], layer, x, parts)
+
+
 @pytest.mark.parametrize(
     "options",
     [{"affine": False}, {"momentum": None}, {"track_running_stats": False}, {"eps": 0.1, "momentum": 0.7}],

@@ -600,6 +600,32 @@ def graphs_after_batches_of_a_split() -> None:
     told("graphs", size(model))
 
 
+def two_shuffled_loaders_at_once() -> None:
+    """Two loaders whose orders are those of torch's own; statistics of instances are tracked."""
+    norm = nn.InstanceNorm1d(2, affine=True, track_running_stats=True)
+    model = nn.Sequential(nn.Unflatten(1, (2, 3)), norm, nn.ReLU(), nn.Flatten(), nn.Linear(6, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    labelled, others = TensorDataset(*classes(40)), TensorDataset(torch.arange(90.0).view(90, 1) % 7 * torch.ones(6))
+    loaders = DataLoader(labelled, 8, shuffle=True), DataLoader(others, 18, shuffle=True)
+    state = torch.get_rng_state()
+    expected = [(x, z) for (x, _), (z,) in zip(*loaders, strict=True)]
+    model, optimizer, *prepared = fleet.prepare(model, optimizer, *loaders)
+    torch.set_rng_state(state)
+    for step, ((x, y), (z,)) in enumerate(zip(*prepared, strict=True)):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        own = model(z).pow(2).mean()
+        own.backward()
+        optimizer.step()
+        same = all(map(torch.equal, expected[step], (fleet.gather(x), fleet.gather(z))))
+        told("two", loss, own, same)
+        assert same
+    model.eval()
+    with torch.no_grad():
+        told("tracked", model(expected[0][0]).sum(), norm.running_mean.sum(), norm.running_var.sum())
+
+
 def sums_of_data_that_nobody_cuts() -> None:
     """Steps on a memory of samples, before, between and after those on batches: of a sum of them, by one reduction."""
     model = nn.Linear(6, 3)

@@ -67,7 +67,7 @@ ALL = [
     "batches_of_every_form", "a_last_batch_of_one_row_and_normalised_positions", "penalties_beside_two_means",
     "embeddings_of_bounded_norm", "numbers_drawn_for_no_rows",
     "losses_of_which_a_multiple_goes_backward", "losses_of_two_heads", "sums_of_data_that_nobody_cuts",
-    "graphs_after_batches_of_a_split",
+    "graphs_after_batches_of_a_split", "two_shuffled_loaders_at_once",
 ]  # fmt: skip
 LATER = [
     "dropout_schedule_and_clipping", "padding_and_dropout", "the_batch_in_the_second_dimension",
@@ -338,8 +338,14 @@ def test_a_loop_prints_what_one_device_prints(loops: list[str], steps: int, tmp_
             "not there",
             marks=MORE,
         ),
+        (
+            "'mean' in model._buffers or model.register_buffer('mean', torch.zeros(4)); model.mean += inputs.mean(0)",
+            ENTROPY,
+            "a buffer is that of a part of a batch, and not that of one device: Linear, mean",
+        ),
+        pytest.param("next(zip(loader, loader))", ENTROPY, "two loops read one prepared loader at once", marks=MORE),
     ],
-    ids=["centred", "drawn for each sample", "by Python", "gamma", "later"],
+    ids=["centred", "drawn for each sample", "by Python", "gamma", "later", "buffer", "two loops"],
 )
 def test_what_mixes_samples_is_refused_in_one_line(before: str, loss: str, words: str, tmp_path: Path) -> None:
     found = launched(tmp_path, written(tmp_path, MODEL.format(before=before, loss=loss)))

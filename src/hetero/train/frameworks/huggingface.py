@@ -301,7 +301,10 @@ class CutLoader:
         return len(self.whole)
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch in self.whole:
+        return self._parts(iter(self.whole))
+
+    def _parts(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
             _refuse_uneven(batch)
             yield self._cutter.divided(batch, trains=self._trains)
             self._trains |= self._cutter.went_back

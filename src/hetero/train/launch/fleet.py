@@ -425,7 +425,10 @@ class PlacedLoader:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch in self._loader:
+        return self._placed(iter(self._loader))
+
+    def _placed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
             self._fleet._batch = samples_in(batch) or 0
             yield batch if self._fleet.device.type == "cpu" else moved_to(self._fleet.device, batch)
 

@@ -9,7 +9,7 @@ models or optimizers.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -59,15 +59,16 @@ def install(
     Notes
     -----
     `torch.embedding_renorm_` is replaced, by which embeddings with `max_norm` change the rows that they look up, and
-    `torch.nn.functional.batch_norm`, which the modules of batch normalisation call, and the forward pass
-    of `torch.nn.SyncBatchNorm`, which becomes the same. The gradients of weight and bias are those of the own rows,
-    to be summed over the group with all others; the gradient that comes in is that of the summed loss. A compiled
-    function is interrupted at each layer that normalises in training; one compiled with ``fullgraph`` is refused by
+    `torch.nn.functional.batch_norm`, which the modules of batch normalisation call, `instance_norm` where it tracks
+    statistics, and the forward pass of `torch.nn.SyncBatchNorm`. The gradients of weight and bias are those of the
+    own rows, to be summed over the group with all others; the gradient that comes in is that of the summed loss. A
+    compiled function is interrupted at each layer that normalises in training; one with ``fullgraph`` is refused by
     torch. `torch.batch_norm` itself is not replaced.
     """
     uninstall()
     functional = torch.nn.functional
     plain, synchronised, bound = functional.batch_norm, SyncBatchNorm.forward, torch.embedding_renorm_
+    by_row = functional.instance_norm
 
     def batch_norm(
         input: Tensor,
@@ -91,6 +92,25 @@ def install(
         group = group_of(input)
         return (synchronised if group is None or group.world_size < 2 else _BatchNorm.forward)(self, input)
 
+    def instance_norm(
+        input: Tensor,
+        running_mean: Tensor = None,
+        running_var: Tensor = None,
+        weight: Tensor = None,
+        bias: Tensor = None,
+        use_input_stats: bool = True,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        tracked = [each for each in (running_mean, running_var) if each is not None] if use_input_stats else []
+        if tracked and torch.compiler.is_compiling():
+            raise NotImplementedError("instance normalisation over several processes cannot be compiled")
+        found = by_row(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+        group = group_of(input) if tracked else None
+        if group is not None and group.world_size > 1:
+            _take_means(group, len(input), tracked)
+        return found
+
     def embedding_renorm_(weight: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> Tensor:
         if torch.compiler.is_compiling():
             raise NotImplementedError("embeddings with max_norm over several processes cannot be compiled")
@@ -102,10 +122,11 @@ def install(
         bound(weight, own, max_norm, norm_type)
         return bound(weight, _of_all(group, own[(weight[own] != before).any(1)]), max_norm, norm_type)
 
-    batch_norm.__doc__, embedding_renorm_.__doc__ = plain.__doc__, bound.__doc__
+    batch_norm.__doc__, instance_norm.__doc__ = plain.__doc__, by_row.__doc__
+    embedding_renorm_.__doc__ = bound.__doc__
     _replaced.extend([(functional, "batch_norm", plain), (SyncBatchNorm, "forward", synchronised)])
-    _replaced.append((torch, "embedding_renorm_", bound))
-    functional.batch_norm = batch_norm
+    _replaced.extend([(functional, "instance_norm", by_row), (torch, "embedding_renorm_", bound)])
+    functional.batch_norm, functional.instance_norm = batch_norm, instance_norm
     SyncBatchNorm.forward = forward
     torch.embedding_renorm_ = embedding_renorm_
 
@@ -115,6 +136,19 @@ def uninstall() -> None:
     while _replaced:
         owner, name, original = _replaced.pop()
         setattr(owner, name, original)
+
+
+def _take_means(group: GroupLike, rows: int, tracked: Sequence[Tensor]) -> None:
+    """Set statistics that are a mean over rows, and were changed by the own ones, to those of the rows of all."""
+    count = rows if getattr(group, "has_rows", True) else 0
+    own = torch.cat([each.detach().reshape(-1).to("cpu", torch.float64) for each in tracked])
+    sums = _summed(group, torch.cat([torch.tensor([float(count)], dtype=torch.float64), own * count]))
+    if not sums[0]:
+        return
+    means = (sums[1:] / sums[0]).split([each.numel() for each in tracked])
+    with torch.no_grad():
+        for each, mean in zip(tracked, means, strict=True):
+            each.copy_(mean.view(each.shape))
 
 
 def _of_all(group: GroupLike, own: Tensor) -> Tensor:

@@ -145,6 +145,7 @@ class Member(fleet.TrainingFleet):
             self._reducer.manage(type(model).__name__, names, list(found.parameters()))
             self._level(found)
             self._recovery.models.append(found)
+            self._reducer.models.append(found)
             self._hooks.append(found.register_forward_pre_hook(_InModel(self._batches), with_kwargs=True))
         return found
 
@@ -445,7 +446,9 @@ class _TimedLoader(fleet.PlacedLoader):
         self._clock = step_clock
 
     def __iter__(self) -> Iterator[Batch]:
-        batches = super().__iter__()
+        return self._timed(super().__iter__())
+
+    def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         while True:
             self._clock.script_ends()
             batch = next(batches, _END)

@@ -26,6 +26,10 @@ __all__ = ["FirstSteps", "GradientRow", "Held", "ParameterRows", "add_up", "hook
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}
 _ROUGH_TOLERANCE = 0.05
 _LEAST = 1e-30
+_BUFFERS_CLOSER = 0.1
+"""How much closer buffers must be than gradients: they are compared before a step has made anything of rounding."""
+_LEAST_BUFFER = 1e-2
+"""Norm of a buffer below which differences are not relative to it: a mean of what is centred is rounding."""
 _ROOM = 128
 _PART_BYTES = 32 << 20
 """Of gradients that travel together, those of all processes: three times that fits into what they share."""
@@ -421,6 +425,40 @@ class FirstSteps:
             self._whole = None
         return f"{where} ({worst:.2g} of the whole gradient)" if where else ""
 
+    def show_buffers(self, models: Sequence[torch.nn.Module]) -> None:
+        """Show the members what the whole batch has made of the buffers of models."""
+        last = self.group.world_size - 1
+        found = [each.detach().reshape(-1).to("cpu", torch.float64) for _, each in _buffers(models)]
+        self.group.broadcast(torch.tensor([float(len(found))], dtype=torch.float64), last)
+        if found:
+            self.group.broadcast(torch.tensor([float(len(each)) for each in found], dtype=torch.float64), last)
+            self.group.broadcast(torch.cat(found), last)
+
+    def compare_buffers(self, models: Sequence[torch.nn.Module]) -> str:
+        """Return which buffer of models the own rows have made another one than the whole batch has, '' for none.
+
+        One of another size has a place for each row, as an activation that is kept, and is passed over.
+        """
+        last, own = self.group.world_size - 1, _buffers(models)
+        count = torch.zeros(1, dtype=torch.float64)
+        self.group.broadcast(count, last)
+        if not count:
+            return ""
+        sizes = torch.zeros(int(count), dtype=torch.float64)
+        self.group.broadcast(sizes, last)
+        wholes = torch.zeros(int(sizes.sum()), dtype=torch.float64)
+        self.group.broadcast(wholes, last)
+        for (name, each), whole in zip(own, wholes.split([int(size) for size in sizes]), strict=False):
+            mine = each.detach().reshape(-1).to("cpu", torch.float64)
+            if len(mine) != len(whole) or not whole.isfinite().all():
+                continue
+            limit = (
+                _BUFFERS_CLOSER * self._limit(each.dtype) * max(_LEAST_BUFFER, float(torch.linalg.vector_norm(whole)))
+            )
+            if not float(torch.linalg.vector_norm(mine - whole)) <= limit:
+                return name
+        return ""
+
     def _apart(self, each: ParameterRows, dtype: torch.dtype, whole: Tensor) -> float:
         """Return the difference, relative to the largest gradient so far: near a minimum all of one is rounding.
 
@@ -437,6 +475,17 @@ class FirstSteps:
     def _limit(self, dtype: torch.dtype) -> float:
         limit = _TOLERANCES.get(dtype, _ROUGH_TOLERANCE)
         return max(limit, _ROUGH_TOLERANCE) if self.rough else limit
+
+
+def _buffers(models: Sequence[torch.nn.Module]) -> list[tuple[str, Tensor]]:
+    """Return the buffers of floating numbers that models save, with their names."""
+    return [
+        (f"{type(model).__name__}, {f'{place}.{name}'.removeprefix('.')}", buffer)
+        for model in models
+        for place, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and buffer.is_floating_point() and name not in module._non_persistent_buffers_set
+    ]
 
 
 def _furthest(each: ParameterRows, row: GradientRow, whole: Tensor) -> str:

@@ -65,6 +65,8 @@ class Reducer:
         The comparison with one device.
     steps
         Of each prepared optimizer.
+    models
+        Those that are prepared, whose buffers are compared with one device before the first step.
     known
         The `id` of each parameter whose gradients are reduced.
     exchanges
@@ -94,6 +96,8 @@ class Reducer:
         self._trainings, self._passes_before = 1, 0
         batches.compare_anew = self._compare_anew
         self.known: set[int] = set()
+        self.models: list[torch.nn.Module] = []
+        self._has_stepped = False
         self.exchanges = 0
         self.loss: float | None = None
         self.is_within = False
@@ -155,6 +159,7 @@ class Reducer:
             return
         label, self._new = self._new, ""
         self._trainings += 1
+        self._has_stepped = False
         if self._trainings > _ALL_COMPARED and self._trainings & (self._trainings - 1):
             self._processes.note(
                 f"of more than {_ALL_COMPARED} trainings in a script, only number 32, 64, 128 and so on are compared "
@@ -262,6 +267,8 @@ class Reducer:
             with self._processes.ended_together():
                 told = [*counts, *self._batches.checksums, *self._batches.draws.log.codes]
                 self.first_steps.show(self._touched(), states.drawn(), told)
+                if not self._has_stepped:
+                    self.first_steps.show_buffers(self.models)
         if self._syncs:
             self._pending = []
             self._batches.draws.log.begin()
@@ -309,6 +316,13 @@ class Reducer:
             self._processes.note(f"{states.draws_refused().problem}; --no-strict goes on")
         if checking and not apart and weight is None and self._batches.is_divided:
             self._compare_counts(terms, way, loss)
+        if checking and not self._has_stepped:
+            with self._processes.ended_together():
+                buffer = self.first_steps.compare_buffers(self.models)
+                differ = torch.tensor([float(bool(buffer))], dtype=torch.float64)
+                self._processes.all_reduce(differ)
+            if differ:
+                self._refuse_buffer(buffer)
         if apart and self._options.strict:
             self._refuse(terms, apart)
         if apart:
@@ -587,6 +601,7 @@ class Reducer:
         """Record that an optimizer has stepped."""
         self._set_whole()
         self.steps[optimizer] += 1
+        self._has_stepped = True
         self.agreement.stepped(optimizer)
         self._batches.stepped(optimizer)
         self._count_down()
@@ -600,6 +615,18 @@ class Reducer:
         if done >= wanted or passes >= _MOST_CHECKED * wanted:
             self._compared.clear()
             self._processes.dismiss_check(ends=self._options.check_only)
+
+    def _refuse_buffer(self, name: str) -> None:
+        """End all processes, as the own rows have made another buffer than the whole batch has, here or elsewhere."""
+        error = BadValueError(
+            f"a buffer is that of a part of a batch, and not that of one device: {name or 'one of another process'}",
+            remedy="make it of fleet.sum or fleet.gather, take a layer without it (track_running_stats=False), or "
+            "start with --no-strict",
+        )
+        if self._options.strict:
+            self._refuse_data()
+            (self._processes.end_with if name else self._processes.end_after_others)(error)
+        self._processes.note(f"{error.problem}, and --no-strict goes on")
 
     def _refuse_data(self) -> None:
         """End all processes where one has other rows of the batch than the process that checks has for it."""

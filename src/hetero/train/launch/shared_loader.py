@@ -308,17 +308,28 @@ class SharedLoader:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Batch]:
+        if self.is_open:  # a loop that was left, and is not over
+            self._end()
         self.epochs += 1
         self._fleet.begin_batches(self)
         self._number, self._plans, self._sizes, self._samples = 0, [(0, self._fleet.shares)], {}, {}
         self._ids, self._following = {}, None
         self.is_whole = self._fleet.is_alone
+        reader = iter(self._inner)  # here, and not with the first batch: it draws, as torch's does
+        if self.is_whole:
+            return self._whole_batches(reader)
+        self._reader = reader
+        return self._own_batches(self.epochs)
+
+    def _own_batches(self, epoch: int) -> Iterator[Batch]:
+        """Yield the own parts of the batches of an epoch."""
         try:
-            if self.is_whole:
-                yield from self._whole_batches()
-                return
-            self._reader = iter(self._inner)
             while True:
+                if self.epochs != epoch:
+                    raise BadValueError(
+                        "two loops read one prepared loader at once",
+                        remedy="prepare a loader for each of them, over the same dataset",
+                    )
                 if not self._ahead:
                     self._fleet.begin_batch(self)
                 batch = next(self._reader, _END)
@@ -335,17 +346,24 @@ class SharedLoader:
                 self._ids.pop(number, None)
                 self._samples.pop(number, None)
         finally:
-            self._current = None
-            self._fleet.end_of_batches(self)
+            if self.epochs == epoch:
+                self._end()
 
-    def _whole_batches(self) -> Iterator[Batch]:
+    def _end(self) -> None:
+        self._current = None
+        self._fleet.end_of_batches(self)
+
+    def _whole_batches(self, reader: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches of an epoch that begins when nobody else is left: as torch's loader, and nearly as fast."""
         shares = self._fleet.shares
-        for batch in self._inner:
-            samples = samples_in(batch) or 0
-            self._fleet.hand_out(Rows(0, samples, samples), shares, self)
-            yield self._fleet.place(batch)
-            self._fleet.between_batches()
+        try:
+            for batch in reader:
+                samples = samples_in(batch) or 0
+                self._fleet.hand_out(Rows(0, samples, samples), shares, self)
+                yield self._fleet.place(batch)
+                self._fleet.between_batches()
+        finally:
+            self._fleet.end_of_batches(self)
 
     def _handed_out(self, number: int, batch: Batch) -> Batch:
         """Hand out a batch that was read."""

@@ -626,6 +626,29 @@ def two_shuffled_loaders_at_once() -> None:
         told("tracked", model(expected[0][0]).sum(), norm.running_mean.sum(), norm.running_var.sum())
 
 
+def rows_chosen_before_a_norm() -> None:
+    """A mask leaves other numbers of rows in each process; a memory that all hold is normalised by itself."""
+    words = nn.Embedding(12, 6, scale_grad_by_freq=True)
+    model = nn.Sequential(words, nn.Flatten(), nn.BatchNorm1d(18), nn.ReLU(), nn.Linear(18, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = TensorDataset(torch.randint(0, 12, (66, 3)), torch.randint(-1, 3, (66,)))
+    model, optimizer, loader = fleet.prepare(model, optimizer, DataLoader(data, 11, shuffle=True))
+    memory = torch.randint(0, 12, (7, 3))
+    for _ in range(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            kept = y >= 0
+            loss = F.cross_entropy(model(x[kept]), y[kept])
+            loss.backward()
+            optimizer.step()
+            told("kept", loss)
+        optimizer.zero_grad()
+        loss = model(memory).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        told("memory", loss, size(model), model[2].running_mean.sum(), model[2].running_var.sum())
+
+
 def sums_of_data_that_nobody_cuts() -> None:
     """Steps on a memory of samples, before, between and after those on batches: of a sum of them, by one reduction."""
     model = nn.Linear(6, 3)

@@ -68,6 +68,7 @@ ALL = [
     "embeddings_of_bounded_norm", "numbers_drawn_for_no_rows",
     "losses_of_which_a_multiple_goes_backward", "losses_of_two_heads", "sums_of_data_that_nobody_cuts",
     "graphs_after_batches_of_a_split", "two_shuffled_loaders_at_once",
+    "rows_chosen_before_a_norm",
 ]  # fmt: skip
 LATER = [
     "dropout_schedule_and_clipping", "padding_and_dropout", "the_batch_in_the_second_dimension",
@@ -343,9 +344,25 @@ def test_a_loop_prints_what_one_device_prints(loops: list[str], steps: int, tmp_
             ENTROPY,
             "a buffer is that of a part of a batch, and not that of one device: Linear, mean",
         ),
+        ("pass", f"({ENTROPY} - 0.6).abs() + 0.6", "a loss made of Abs chooses by the mean over the own rows"),
+        (
+            "inputs = torch.nn.functional.dropout(inputs[:2])",
+            "out.pow(2).mean()",
+            "dropout was given other values in each process, and not as many as there are own rows",
+        ),
         pytest.param("next(zip(loader, loader))", ENTROPY, "two loops read one prepared loader at once", marks=MORE),
     ],
-    ids=["centred", "drawn for each sample", "by Python", "gamma", "later", "buffer", "two loops"],
+    ids=[
+        "centred",
+        "drawn for each sample",
+        "by Python",
+        "gamma",
+        "later",
+        "buffer",
+        "flooding",
+        "masked",
+        "two loops",
+    ],
 )
 def test_what_mixes_samples_is_refused_in_one_line(before: str, loss: str, words: str, tmp_path: Path) -> None:
     found = launched(tmp_path, written(tmp_path, MODEL.format(before=before, loss=loss)))

@@ -16,13 +16,17 @@ from types import CodeType, FrameType
 from zlib import crc32
 
 import torch
+from torch import Tensor
 
 __all__ = ["MOST_DRAWS", "DrawLog", "Drawn", "Place", "place_of_script"]
 
 MOST_DRAWS = 256
 _MOST_FIXED = 4096
+_MOST_SEEN = 4096
 _BITS = 0xFFFFFF  # that travel with gradients of float32, unchanged
-_LIBRARIES = tuple(map(str, (Path(torch.__file__).resolve().parent, Path(__file__).resolve().parents[1])))
+_LIBRARIES = tuple(
+    str(each) for path in (Path(torch.__file__).parent, Path(__file__).parents[1]) for each in (path, path.resolve())
+)
 
 Place = tuple[CodeType, int, int]
 """Code that draws, its instruction and its line."""
@@ -48,6 +52,11 @@ class Drawn:
 class DrawLog:
     """The draws since the last exchange, and the shapes that have no rows of a batch, place by place.
 
+    Attributes
+    ----------
+    seen, seen_at
+        A number, 0 for none, by the values that dropout without rows was given, and where the last of them was.
+
     Examples
     --------
     >>> log, place = DrawLog(), place_of_script()
@@ -58,6 +67,8 @@ class DrawLog:
 
     def __init__(self) -> None:
         self._recent: list[Drawn] = []
+        self.seen = 0.0
+        self.seen_at = ""
         self._fixed: set[tuple[str, tuple[int, ...], CodeType | None, int]] = set()
 
     def add(self, name: str, shape: tuple[int, ...], whole: tuple[int, ...], place: Place | None) -> None:
@@ -72,6 +83,14 @@ class DrawLog:
             self._fixed.clear()
         self._fixed.add(_key(name, shape, place))
 
+    def see(self, values: Tensor, place: Place | None) -> None:
+        """Record values that something was drawn for alike in all processes: they must be the same in all."""
+        some = values.detach().reshape(-1)
+        some = some[:: max(1, len(some) // _MOST_SEEN)].to("cpu", torch.float64)
+        length = float(torch.linalg.vector_norm(some))
+        self.seen += 2.0 + float(torch.arange(1.0, len(some) + 1, dtype=torch.float64).sin() @ some) / (length or 1.0)
+        self.seen_at = "" if place is None else f" ({place[0].co_filename}, line {place[2]})"
+
     def is_fixed(self, name: str, shape: tuple[int, ...], place: Place | None) -> bool:
         """Return whether so many numbers were drawn there when this process had another number of rows."""
         return _key(name, shape, place) in self._fixed
@@ -83,6 +102,7 @@ class DrawLog:
     def begin(self) -> None:
         """Forget the draws until now, after an exchange."""
         self._recent.clear()
+        self.seen, self.seen_at = 0.0, ""
 
     @property
     def codes(self) -> list[float]:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 
+from hetero.floor.errors import BadValueError
+
 __all__ = ["GroupLike", "install", "uninstall"]
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -58,17 +60,18 @@ def install(
 
     Notes
     -----
-    `torch.embedding_renorm_` is replaced, by which embeddings with `max_norm` change the rows that they look up, and
-    `torch.nn.functional.batch_norm`, which the modules of batch normalisation call, `instance_norm` where it tracks
-    statistics, and the forward pass of `torch.nn.SyncBatchNorm`. The gradients of weight and bias are those of the
-    own rows, to be summed over the group with all others; the gradient that comes in is that of the summed loss. A
+    `torch.embedding_renorm_` is replaced, by which embeddings with `max_norm` change the rows that they look up,
+    `torch.embedding` where it counts how often a row is looked up, `torch.nn.functional.batch_norm`, which the modules
+    of batch normalisation call, `instance_norm` where it tracks statistics, and the forward pass of
+    `torch.nn.SyncBatchNorm`. The gradients of weight and bias are those of the own rows, to be summed over the group
+    with all others; the gradient that comes in is that of the summed loss. A
     compiled function is interrupted at each layer that normalises in training; one with ``fullgraph`` is refused by
     torch. `torch.batch_norm` itself is not replaced.
     """
     uninstall()
     functional = torch.nn.functional
     plain, synchronised, bound = functional.batch_norm, SyncBatchNorm.forward, torch.embedding_renorm_
-    by_row = functional.instance_norm
+    by_row, looked_up, bags = functional.instance_norm, torch.embedding, torch.embedding_bag
 
     def batch_norm(
         input: Tensor,
@@ -86,7 +89,7 @@ def install(
         if group is None or group.world_size < 2:
             return plain(input, running_mean, running_var, weight, bias, training, momentum, eps)
         normalise = torch.compiler.disable(_normalise) if "torch._dynamo" in sys.modules else _normalise
-        return normalise(group, input, running_mean, running_var, weight, bias, momentum, eps)
+        return normalise(plain, group, input, running_mean, running_var, weight, bias, momentum, eps)
 
     def forward(self: Tensor, input: Tensor) -> Tensor:
         group = group_of(input)
@@ -122,13 +125,37 @@ def install(
         bound(weight, own, max_norm, norm_type)
         return bound(weight, _of_all(group, own[(weight[own] != before).any(1)]), max_norm, norm_type)
 
+    def embedding(
+        weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+    ) -> Tensor:
+        group = group_now() if scale_grad_by_freq and torch.is_grad_enabled() else None
+        if group is None or group.world_size < 2:
+            return looked_up(weight, indices, padding_idx, scale_grad_by_freq, sparse)
+        counts = torch.bincount(indices.reshape(-1), minlength=len(weight)).to(torch.float64)
+        often = _summed(group, counts)[indices].clamp(min=1).unsqueeze(-1)
+        found = looked_up(weight, indices, padding_idx, False, sparse)
+        if found.requires_grad:
+            found.register_hook(lambda gradient: gradient / often.to(gradient))
+        return found
+
+    def embedding_bag(*args: Tensor, **options: Tensor) -> Tensor:
+        if (options.get("scale_grad_by_freq") or (len(args) > 3 and args[3])) and group_now() is not None:
+            raise BadValueError(
+                "an EmbeddingBag with scale_grad_by_freq=True divides by frequencies of the own rows",
+                remedy="take torch.nn.Embedding(scale_grad_by_freq=True) and add its rows up, or False",
+            )
+        return bags(*args, **options)
+
     batch_norm.__doc__, instance_norm.__doc__ = plain.__doc__, by_row.__doc__
-    embedding_renorm_.__doc__ = bound.__doc__
+    embedding_renorm_.__doc__, embedding.__doc__ = bound.__doc__, looked_up.__doc__
+    embedding_bag.__doc__ = bags.__doc__
     _replaced.extend([(functional, "batch_norm", plain), (SyncBatchNorm, "forward", synchronised)])
     _replaced.extend([(functional, "instance_norm", by_row), (torch, "embedding_renorm_", bound)])
+    _replaced.extend([(torch, "embedding", looked_up), (torch, "embedding_bag", bags)])
     functional.batch_norm, functional.instance_norm = batch_norm, instance_norm
     SyncBatchNorm.forward = forward
     torch.embedding_renorm_ = embedding_renorm_
+    torch.embedding, torch.embedding_bag = embedding, embedding_bag
 
 
 def uninstall() -> None:
@@ -166,6 +193,7 @@ def _of_all(group: GroupLike, own: Tensor) -> Tensor:
 
 
 def _normalise(
+    plain: Callable[..., Tensor],
     group: GroupLike,
     x: Tensor,
     running_mean: Tensor,
@@ -178,7 +206,11 @@ def _normalise(
     if eps <= 0.0:
         raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
     with torch.no_grad():
-        count, mean, squares = _whole_statistics(group, x.detach())
+        found = _whole_statistics(group, x.detach())
+    if found is None:
+        return plain(x, running_mean, running_var, weight, bias, True, momentum, eps)
+    count, mean, squares = found
+    with torch.no_grad():
         if count == 1:
             torch.nn.functional._verify_batch_size(torch.Size((1, *x.shape[1:2])))
         if count and running_mean is not None:
@@ -191,8 +223,10 @@ def _normalise(
     return _GlobalNorm.apply(x, weight, bias, group, count, mean, variance, eps)
 
 
-def _whole_statistics(group: GroupLike, x: Tensor) -> tuple[int, Tensor, Tensor]:
+def _whole_statistics(group: GroupLike, x: Tensor) -> tuple[int, Tensor, Tensor] | None:
     """Return how many values a channel has, their means and the sums of their squared distances from them.
+
+    None where x is the same in all members, and in one of them not of as many rows as it has: then nobody has cut it.
 
     Notes
     -----
@@ -200,22 +234,25 @@ def _whole_statistics(group: GroupLike, x: Tensor) -> tuple[int, Tensor, Tensor]
     LeVeque 1983. In float64, in the same order everywhere, so that all members have the same bits.
     """
     channels = x.shape[1]
-    table = torch.zeros(group.world_size, 1 + 2 * channels, dtype=torch.float64)
+    table = torch.zeros(group.world_size, 2 + 2 * channels, dtype=torch.float64)
     rows: Tensor = table.numpy()  # of so few numbers, NumPy is quicker
+    rows[group.rank, -1] = not getattr(group, "is_of_rows", True)
     if x.numel():
         own, count = rows[group.rank], x.numel() // channels
         own[0] = count
-        own[1 : 1 + channels], own[1 + channels :] = (each.cpu().numpy() for each in _own_statistics(x))
-        own[1 + channels :] *= count
+        own[1 : 1 + channels], own[1 + channels : -1] = (each.cpu().numpy() for each in _own_statistics(x))
+        own[1 + channels : -1] *= count
     group.all_reduce(table)
-    total, mean, squares = rows[0, 0], rows[0, 1 : 1 + channels].copy(), rows[0, 1 + channels :].copy()
+    if rows[:, -1].any() and len({each[:-1].tobytes() for each in rows if each[0]}) == 1:
+        return None
+    total, mean, squares = rows[0, 0], rows[0, 1 : 1 + channels].copy(), rows[0, 1 + channels : -1].copy()
     for each in rows[1:]:
         count = each[0]
         total += count
         if count:
             apart = each[1 : 1 + channels] - mean
             mean += apart * (count / total)
-            squares += each[1 + channels :] + apart * apart * (count * (total - count) / total)
+            squares += each[1 + channels : -1] + apart * apart * (count * (total - count) / total)
     return int(total), torch.from_numpy(mean), torch.from_numpy(squares)
 
 

@@ -181,6 +181,7 @@ class Member(fleet.TrainingFleet):
 
     def _about_to_step(self, optimizer: Optimizer, *_: object) -> None:
         mistakes.raise_if(mistakes.unprepared(optimizer, self._reducer.known))
+        mistakes.raise_if(mistakes.held_back(optimizer) if self._reducer.holds_back(optimizer) else None)
         now = (self._reducer.exchanges, self._batches.handed_out)
         before = self._at_step.get(optimizer, (0, 0))
         if now[0] == before[0] and now[1] > before[1]:

@@ -7,6 +7,7 @@ It must not talk to others or run a backward pass.
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Literal
 from torch import Tensor
 from torch.autograd.graph import Node
 
-__all__ = ["MOST_TERMS", "Meaning", "Term", "common_factor", "meanings_of", "parts_of", "terms_of"]
+__all__ = ["MOST_TERMS", "Meaning", "Term", "choices_of", "common_factor", "meanings_of", "parts_of", "terms_of"]
 
 Meaning = Literal["mean", "sum", "divided", "samples", "once"]
 """How the parts of a term add up to that of the whole batch.
@@ -36,6 +37,14 @@ _PASSED = frozenset(
         "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "ExpandBackward0", "NanToNumBackward0",
     }
 )  # fmt: skip
+_CHOOSING = frozenset(
+    {
+        "Abs", "Amax", "Amin", "Clamp", "ClampMax", "ClampMin", "Elu", "Hardshrink", "Hardtanh", "LeakyRelu", "Max",
+        "Maximum", "Min", "Minimum", "Relu", "Sgn", "Softshrink", "Sort", "Threshold", "Topk", "Where",
+    }
+)  # fmt: skip
+"""What is linear piece by piece, so that it depends on a number in which piece it is."""
+_MOST_SAVED = 64
 _MOST_HELD = 64
 MOST_TERMS = 16
 _MOST_WAYS = 64
@@ -100,6 +109,29 @@ def terms_of(loss: Tensor) -> tuple[Term, ...]:
     """
     found = list(_walk(loss.grad_fn, math.nan))
     return tuple(found) if len(found) <= MOST_TERMS else (Term("many terms", loss.grad_fn),)
+
+
+def choices_of(terms: Sequence[Term]) -> list[float]:
+    """Return the numbers by which terms choose between pieces that are linear, as `clamp` of a mean does.
+
+    Where these differ between processes, each chooses by its own rows.
+
+    Examples
+    --------
+    >>> import torch
+    >>> weights = torch.ones(4, requires_grad=True)
+    >>> choices_of(terms_of((weights.mean() - 0.25).abs() + weights.sum()))
+    [0.75]
+    """
+    found: list[float] = []
+    for node in [term.node for term in terms]:
+        if node is None or re.sub(r"Backward\d+$", "", node.name()) not in _CHOOSING:
+            continue
+        for name in sorted(each for each in dir(node) if each.startswith("_saved_")):
+            saved = getattr(node, name)
+            if isinstance(saved, Tensor) and 0 < saved.numel() <= _MOST_SAVED:
+                found.extend(saved.detach().reshape(-1).tolist())
+    return found
 
 
 def meanings_of(terms: Sequence[Term]) -> Iterator[tuple[Meaning, ...]]:

@@ -24,7 +24,16 @@ from hetero.train.launch import process_states as states
 from hetero.train.launch import script_mistakes as mistakes
 from hetero.train.launch.draw_log import MOST_DRAWS
 from hetero.train.launch.host_processes import LaunchOptions
-from hetero.train.launch.loss_terms import MOST_TERMS, Meaning, Term, common_factor, meanings_of, parts_of, terms_of
+from hetero.train.launch.loss_terms import (
+    MOST_TERMS,
+    Meaning,
+    Term,
+    choices_of,
+    common_factor,
+    meanings_of,
+    parts_of,
+    terms_of,
+)
 from hetero.train.launch.parameter_rows import FirstSteps, ParameterRows, add_up, hooks_held, run_hooks
 from hetero.train.launch.process_group import ProcessGroup
 from hetero.train.launch.shared_batches import SharedBatches, StepClock
@@ -36,6 +45,7 @@ __all__ = ["Reducer"]
 
 _MOST_CHECKED = 64
 _ALL_COMPARED = 16
+_CHOICES_CLOSE = 1e-6
 _COUNTS_CLOSE = {torch.float64: 1e-10, torch.float32: 1e-6}
 _COUNTS_ROUGH = 1e-2
 _ALIKE = {torch.float64: 1e-6, torch.float32: 1e-4}
@@ -186,6 +196,13 @@ class Reducer:
             self._defers = before
             self._batches.has_unsynced = before or bool(self._pending)
 
+    def holds_back(self, optimizer: Optimizer) -> bool:
+        """Return whether gradients of passes in `no_sync` are still to be exchanged for what an optimizer steps."""
+        if not self._pending:
+            return False
+        held = {id(parameter) for parameter, _ in self._pending}
+        return any(id(each) in held for group in optimizer.param_groups for each in group["params"])
+
     # --- when a process is lost ----------------------------------------------------------------------------
 
     def remember(self) -> None:
@@ -294,6 +311,8 @@ class Reducer:
             del ways[1:]
         if not checking and signature not in self._ways and not all(term.is_known for term in terms):
             self._guess(terms, ways[0])
+        if weight is None and self._batches.is_divided and self._batches.in_use.whole > 1:
+            self._refuse_choices(terms)
         self.agreement.look_at(loss, terms)
         self._parts = parts_of(loss) if loss.numel() == 1 and loss.grad_fn is not None else []
         apart = ""
@@ -615,6 +634,28 @@ class Reducer:
         if done >= wanted or passes >= _MOST_CHECKED * wanted:
             self._compared.clear()
             self._processes.dismiss_check(ends=self._options.check_only)
+
+    def _refuse_choices(self, terms: Sequence[Term]) -> None:
+        """End all processes where each chooses between pieces of a loss by its own rows, as by the sign of a mean."""
+        chosen = choices_of(terms)
+        if not chosen:
+            return
+        table = torch.zeros(self._processes.world, len(chosen) + 1, dtype=torch.float64)
+        if not self._batches.has_none:
+            table[self._processes.rank] = torch.tensor([*chosen, 1.0], dtype=torch.float64)
+        with self._processes.ended_together():
+            self._processes.all_reduce(table)
+        each = table[table[:, -1] > 0]
+        if torch.allclose(each, each[:1].expand_as(each), rtol=_CHOICES_CLOSE, atol=0.0, equal_nan=True):
+            return
+        error = BadValueError(
+            f"a loss made of {_names(terms)} chooses by the mean over the own rows, as abs(), clamp() and max() of a "
+            "mean do, and not by that of the whole batch",
+            remedy="choose by what all processes know: fleet.sum(mean.detach() * len(rows)) / fleet.global_batch",
+        )
+        if self._options.strict:
+            self._processes.end_with(error)
+        self._processes.note(f"{error.problem}; --no-strict goes on")
 
     def _refuse_buffer(self, name: str) -> None:
         """End all processes, as the own rows have made another buffer than the whole batch has, here or elsewhere."""

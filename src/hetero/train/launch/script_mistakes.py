@@ -172,6 +172,14 @@ def without_backward(optimizer: Optimizer) -> BadValueError | None:
     )
 
 
+def held_back(optimizer: Optimizer) -> BadValueError:
+    """Return the error that says that an optimizer steps before gradients of parts of batches were exchanged."""
+    return BadValueError(
+        f"{type(optimizer).__name__} steps while gradients of backward passes in fleet.no_sync() are not exchanged",
+        remedy="leave no_sync() before the last backward() that comes before a step, also at the end of an epoch",
+    )
+
+
 def batches_differ(at: Mapping[str, int]) -> BadValueError:
     """Return the error that says that processes go backwards with other batches.
 

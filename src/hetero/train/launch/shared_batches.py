@@ -406,10 +406,11 @@ class SharedBatches:
         self.order.computed()
 
     def group_for(self, batch: Tensor) -> _NormGroup | None:
-        """Return over whom a batch is normalised: nobody else where it is none that was cut."""
-        rows = self.draws.rows
-        none = rows is None or len(batch) % rows.count or len(batch) == rows.whole > rows.count
-        return None if none else self.group_now()
+        """Return over whom a batch is normalised, and whether it has as many rows as this process, or a multiple."""
+        found, rows = self.group_now(), self.draws.rows
+        if found is not None and rows is not None:
+            found.is_of_rows = not len(batch) % rows.count and not len(batch) == rows.whole > rows.count
+        return found
 
     def group_now(self) -> _NormGroup | None:
         """Return who has the other rows of the batch in use: nobody where it is not cut."""
@@ -607,7 +608,11 @@ class _NormGroup:
     ----------
     has_rows
         Whether this process has rows of the batch; one without has nothing to add.
+    is_of_rows
+        Whether what is normalised has its rows, or several entries of each.
     """
+
+    is_of_rows = True
 
     def __init__(self, processes: ProcessGroup, *, has_rows: bool) -> None:
         self._processes = processes

@@ -28,6 +28,8 @@ from hetero.train.launch.shared_batches import SharedBatches
 
 __all__ = ["StepAgreement", "StepTable"]
 
+_DROPPED_CLOSE = 1e-5
+"""By how much the numbers of values differ that are the same but for rounding, relative to them."""
 _BITS = 0xFFFFFF  # that travel with gradients of float32, unchanged
 
 
@@ -48,6 +50,8 @@ class StepTable(NamedTuple):
         Of how the loss is made, 0 where it is of no row.
     over, mixing
         What of the new in its graph goes over a first dimension, and whether that has its rows.
+    dropped
+        For the values that dropout without rows was given, 0 for none.
     drawn, given, settings, weights
         See `process_states.of_process`.
     """
@@ -60,6 +64,7 @@ class StepTable(NamedTuple):
     signature: Sequence[float]
     over: Sequence[float]
     mixing: Sequence[float]
+    dropped: Sequence[float]
     drawn: Sequence[float]
     given: Sequence[float]
     settings: Sequence[float]
@@ -124,7 +129,8 @@ class StepAgreement:
         drawn, *others = states.of_process(self._batches.given, optimizers, managed, self._batches.passes)
         is_mixed = self._processes.is_mixed  # each kind of device has a generator of its own
         alike = (count if is_mixed else loss) if self._batches.is_given_none else 0.0
-        seen = self._signature, _code(self._strange.over), float(bool(self._strange.mixing))
+        dropped = 0.0 if is_mixed or self._batches.has_none else self._batches.draws.log.seen
+        seen = self._signature, _code(self._strange.over), float(bool(self._strange.mixing)), dropped
         state = 0.0 if is_mixed else drawn, *others
         table = np.zeros((len(StepTable._fields), self._processes.world))
         table[:, self._processes.rank] = [*times_s, alike, self._batches.trained_on, *seen, *state]
@@ -142,6 +148,7 @@ class StepAgreement:
         """
         told = StepTable(*([float(each) for each in row] for row in numbers))
         self._check_batches(told)
+        self._check_dropped(told)
         self._check_states(told)
         self._check_loss(told, close)
         self._check_graphs(told)
@@ -160,6 +167,21 @@ class StepAgreement:
         if self._options.strict:
             self._processes.end_with(error)
         self._processes.note(f"{error.problem}, and --no-strict goes on")
+
+    def _check_dropped(self, told: StepTable) -> None:
+        """End all processes where dropout was given own rows, and nothing in their shape says how many they are."""
+        numbers = [each for rank in self._processes.members if (each := told.dropped[rank])]
+        if not numbers or max(numbers) - min(numbers) <= _DROPPED_CLOSE * max(numbers):
+            return
+        where = self._batches.draws.log.seen_at
+        error = BadValueError(
+            f"dropout was given other values in each process, and not as many as there are own rows{where}, as where "
+            "rows are chosen by a mask: what one device would draw for them is not known",
+            remedy="give the model all rows, and those that do not count no weight in the loss (ignore_index, or * 0)",
+        )
+        if self._options.strict:
+            self._processes.end_with(error)
+        self._processes.note(f"{error.problem}; --no-strict goes on")
 
     def _check_states(self, told: StepTable) -> None:
         """End all processes where they have come apart, by what each has told."""

@@ -416,6 +416,9 @@ class WholeDraws:
         shape = (*input.shape[:2], *([1] * (input.dim() - 2))) if is_of_features else input.shape
         cut = self._cut(name, shape) if is_of_features else self._cut_of(name, input)
         if cut is None or 0 in cut.widened(input.shape):
+            assert self.rows is not None
+            if self.rows.count != self.rows.whole and input.numel() and not isinstance(input, torch.nn.Parameter):
+                self.log.see(input, place_of_script())
             return original(input, p, train)
         if is_of_features:
             whole = torch.empty(cut.widened(shape), dtype=input.dtype, device=input.device)

@@ -345,11 +345,6 @@ def test_a_loop_prints_what_one_device_prints(loops: list[str], steps: int, tmp_
             "a buffer is that of a part of a batch, and not that of one device: Linear, mean",
         ),
         ("pass", f"({ENTROPY} - 0.6).abs() + 0.6", "a loss made of Abs chooses by the mean over the own rows"),
-        (
-            "inputs = torch.nn.functional.dropout(inputs[:2])",
-            "out.pow(2).mean()",
-            "dropout was given other values in each process, and not as many as there are own rows",
-        ),
         pytest.param("next(zip(loader, loader))", ENTROPY, "two loops read one prepared loader at once", marks=MORE),
     ],
     ids=[
@@ -369,6 +364,15 @@ def test_what_mixes_samples_is_refused_in_one_line(before: str, loss: str, words
     assert (found.returncode, found.stdout) == (2, "")
     assert words in found.stderr
     assert "Traceback" not in found.stderr
+    assert len(found.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_dropout_of_rows_that_a_mask_has_chosen_is_refused(tmp_path: Path) -> None:
+    text = MODEL.format(before="inputs = torch.nn.functional.dropout(inputs[:3])", loss="out.pow(2).mean()")
+    found = launched(tmp_path, written(tmp_path, text), options=("--shares", "equal"))
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "dropout was given other values in each process, and not as many as there are own rows" in found.stderr
     assert len(found.stderr.splitlines()) == 1
 
 

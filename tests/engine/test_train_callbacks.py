@@ -462,6 +462,28 @@ def test_every_step_is_told_once_and_in_order_whoever_is_lost(fleet: hetero.Cont
     assert [each.loss for each in steps.steps] == pytest.approx(losses, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (lambda model, _: model[0].weight.data.mul_(0.5), "wrote to the model or the optimizer in on_step"),
+        (lambda _, optimizer: optimizer.param_groups[0].update(lr=0.1), "wrote to the model or the optimizer in"),
+        (lambda *_: True, "returned True from on_step"),
+    ],
+)
+def test_what_a_callback_does_in_a_step_that_no_device_would_see_is_refused(
+    fleet: hetero.Context, write: Callable[[Any, Any], Any], words: str
+) -> None:
+    model = net()
+    optimizer = adam(model)
+
+    class Halving(hetero.train.Callback):
+        def on_step(self, report: Any) -> Any:
+            return write(model, optimizer)
+
+    with made(fleet, model, optimizer, Halving()) as trainer, pytest.raises(BadValueError, match=f"Halving {words}"):
+        trainer.fit(1)
+
+
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_a_mode_that_a_callback_leaves_is_set_back_and_a_note_tells(fleet: hetero.Context, mode: str) -> None:
     model = net().train(mode == "eval")

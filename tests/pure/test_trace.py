@@ -292,6 +292,27 @@ def test_what_is_no_trace_is_told_in_one_line(tmp_path: Path, content: bytes, me
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "content", [b"import hetero\n", b"\x1f\x8b no gzip", gzip.compress(b"other", mtime=0), b"\0" * 9]
+)
+def test_a_file_that_is_no_trace_is_not_replaced_by_one(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "script.py"
+    path.write_bytes(content)
+    with pytest.raises(BadValueError, match="is there and is no trace"):
+        TraceWriter(path)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_trace_and_an_empty_file_are_replaced(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.touch()
+    for policy in ("eft", "heft"):
+        TraceWriter(path, policy=policy).close()
+        content = path.read_bytes()
+        assert policy.encode() in (gzip.decompress(content) if name.endswith("gz") else content)
+
+
 def test_a_missing_trace_is_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="cannot be read: No such file or directory; check the path"):
         read_trace(tmp_path / "a")

@@ -15,6 +15,7 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from datetime import UTC, datetime
 from math import isfinite
@@ -41,9 +42,26 @@ __all__ = ["Trace", "TraceSummary", "TraceWriter", "read_trace", "summary"]
 _WAITING_MAX = 65_536
 """Records that may wait; whoever brings one more writes some of them out himself."""
 _CHUNK = 4096
+_GZIP = b"\x1f\x8b"
 _PERIOD_S = 0.25
 _TABLE_MAX = 65_536
 _TEXT_MAX = 200
+
+
+def _refuse_other_files(path: Path) -> None:
+    """Raise where a file would be replaced that is no trace, as a script whose name was given by mistake."""
+    if not path.is_file():
+        return
+    try:
+        with path.open("rb") as file:
+            begin = file.read(_CHUNK)
+    except OSError:
+        return  # whoever opens it says why
+    if begin.startswith(_GZIP):
+        with suppress(zlib.error):
+            begin = zlib.decompressobj(31).decompress(begin, _CHUNK)
+    if begin and FORMAT.encode() not in begin:
+        raise BadValueError(f"trace: {path} is there and is no trace", remedy="name another file, or remove it")
 
 
 class TraceWriter:
@@ -98,6 +116,7 @@ class TraceWriter:
         clock_origin_s: float = 0.0,
     ) -> None:
         self.path = output_stream(path, "trace")
+        _refuse_other_files(self.path)
         self.problem = ""
         self._waiting: deque[tuple[object, ...]] = deque()
         self._writing = threading.Lock()

@@ -73,8 +73,10 @@ class Callback:
         >>> Callback().on_fit_begin(None)
         """
 
-    def on_step(self, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> object:
         """Handle a step; every one is told once, in their order.
+
+        The devices are ahead of it: what it writes to the model or the optimizer is refused, and so is True.
 
         Examples
         --------

@@ -76,11 +76,6 @@ def can_train(device: Device) -> bool:
     return registry.runs_torch(device)
 
 
-def _tell_step(hearers: Sequence[Callback], report: StepReport) -> None:
-    for hearer in hearers:
-        hearer.on_step(report)
-
-
 class Trainer:
     """Trains one model over unequal devices, with the result that one device would give.
 
@@ -595,7 +590,7 @@ class Trainer:
                 show=self._show,
                 written=self._take_written,
                 measured=partial(measured, self.metrics) if measures else None,
-                stepped=partial(_tell_step, hearers),
+                stepped=partial(self._hear_step, hearers),
             )
             lead = Lead(hub, start, futures, listener, extent, admission, values, schedules, program)
             for other in self.context.devices:
@@ -706,6 +701,26 @@ class Trainer:
         if self._state is not None and any(self._seen.get(name) != now.get(name) for name in names):
             self._state = self._written = renewed(self._state, self.model, self.optimizer)
         self._restore_modes()
+
+    def _hear_step(self, hearers: Sequence[Callback], report: StepReport) -> None:
+        """Call what hears steps; what it writes there would be lost, as the devices are ahead of it."""
+        for hearer in hearers:
+            before = self._versions()
+            wish = hearer.on_step(report)
+            if wish is True or self._versions() != before:
+                done = "returned True from" if wish is True else "wrote to the model or the optimizer in"
+                raise BadValueError(
+                    f"{type(hearer).__name__} {done} on_step, which the devices would not see",
+                    remedy="do it in on_epoch; a rate that changes each step is TrainOptions(schedule=)",
+                )
+
+    def _versions(self) -> object:
+        """Return what changes when somebody writes to the model's tensors or to the optimizer's settings."""
+        groups = getattr(self.optimizer, "param_groups", [])
+        settings = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        tensors = [each.detach() for each in (*self.model.parameters(), *self.model.buffers())]
+        norms = [float(each) for each in torch._foreach_norm([each for each in tensors if each.is_floating_point()])]
+        return [each._version for each in tensors], norms, settings
 
     def _written_names(self, names: set[str]) -> set[str]:
         """Return those names of `seen` that are parts of the state which is trained."""

@@ -310,7 +310,10 @@ class Reducer:
         if not checking or weight is not None:
             del ways[1:]
         if not checking and signature not in self._ways and not all(term.is_known for term in terms):
-            self._guess(terms, ways[0])
+            self._guess(terms, ways[0], "may be a mean or a sum over the batch")
+        sums = [term for term in terms if term.meanings[0] == "sum"]
+        if not checking and signature not in self._ways and len(sums) > 1 and self._batches.is_divided:
+            self._guess(terms, ways[0], "may add up sums over the batch and over data that no process has cut")
         if weight is None and self._batches.is_divided and self._batches.in_use.whole > 1:
             self._refuse_choices(terms)
         self.agreement.look_at(loss, terms)
@@ -408,13 +411,13 @@ class Reducer:
                 told[place] = float(part.detach()) * factor if factor else 0.0
         return told
 
-    def _guess(self, terms: Sequence[Term], way: Sequence[Meaning]) -> None:
-        """Refuse a loss that may be a mean or a sum, and comes after the steps that would have shown which it is."""
+    def _guess(self, terms: Sequence[Term], way: Sequence[Meaning], doubt: str) -> None:
+        """Refuse a loss that may mean two things, and comes after the steps that would have shown which it is."""
         if self._options.strict and self._options.check_steps > 0 and not self._processes.has_check:
             self._processes.end_with(
                 BadValueError(
-                    f"a loss made of {_names(terms)} may be a mean or a sum over the batch, and was not there in the "
-                    "steps that were compared with one device",
+                    f"a loss made of {_names(terms)} {doubt}, and was not there in the steps that were compared with "
+                    "one device",
                     remedy="give fleet.backward(loss, weight=what its mean divides by), compare more steps with "
                     "--check-steps, or start with --no-strict",
                 )

@@ -226,8 +226,14 @@ class WholeDraws:
         """Return whether the thread is the one that installed, or one in which torch goes backwards for it."""
         return threading.get_ident() == self._thread or type(threading.current_thread()) is threading._DummyThread
 
-    def _cut(self, name: str, shape: Sequence[int]) -> _Cut | None:
-        """Return where a shape has the batch; None where nothing is to be cut."""
+    def _cut(self, name: str, shape: Sequence[int], *, folds: bool = True) -> _Cut | None:
+        """Return where a shape has the batch; None where nothing is to be cut.
+
+        Parameters
+        ----------
+        folds
+            Whether a first dimension may have several entries of each row.
+        """
         rows, found, each = self.rows, None, self._heads
         assert rows is not None
         shape, place = tuple(shape), place_of_script()
@@ -238,7 +244,7 @@ class WholeDraws:
                 found = usual if usual in matching else matching[0]
             if len(matching) == 1:
                 self._usual[name, len(shape)] = matching[0]
-            if found is None and self.folded and shape and rows.count and shape[0] % rows.count == 0:
+            if found is None and folds and self.folded and shape and rows.count and shape[0] % rows.count == 0:
                 found, each = 0, shape[0] // rows.count
             if found is None:
                 self.log.fix(name, shape, place)
@@ -397,7 +403,7 @@ class WholeDraws:
 
     def _randperm(self, name: str, original: _Draw, n: int, **options: object) -> Tensor:
         # The sampler of a data loader shuffles with a generator of its own, and not the rows of a batch.
-        if options.get("generator") is None and self._cut(name, (n,)) is not None:
+        if options.get("generator") is None and self._cut(name, (n,), folds=False) is not None:
             assert self.rows is not None
             raise RandomRefusedError(
                 f"torch.randperm({n}) permutes as many entries as this process has rows of the batch of "

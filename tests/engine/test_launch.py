@@ -355,7 +355,6 @@ def test_a_loop_prints_what_one_device_prints(loops: list[str], steps: int, tmp_
         "later",
         "buffer",
         "flooding",
-        "masked",
         "two loops",
     ],
 )
@@ -368,8 +367,21 @@ def test_what_mixes_samples_is_refused_in_one_line(before: str, loss: str, words
 
 
 @pytest.mark.slow
+def test_what_is_drawn_for_two_copies_of_the_rows_and_begins_late_is_named(tmp_path: Path) -> None:
+    twice = "torch.nn.functional.dropout(torch.cat([inputs, -inputs]).repeat(1, 2), 0.3)[: len(inputs), :4]"
+    text = MODEL.format(before=f"inputs = inputs if number < 4 else {twice}", loss=ENTROPY)
+    found = launched(tmp_path, written(tmp_path, text), options=("--shares", "equal"))
+    assert found.returncode == 0, found.stderr
+    lines = [line for line in found.stderr.splitlines() if "torch.dropout of shape (8, 8)" in line]
+    assert len(lines) == 1, found.stderr
+    assert "script.py, line 11) was not there in the steps that were compared" in lines[0]
+
+
+@pytest.mark.slow
 def test_dropout_of_rows_that_a_mask_has_chosen_is_refused(tmp_path: Path) -> None:
-    text = MODEL.format(before="inputs = torch.nn.functional.dropout(inputs[:3])", loss="out.pow(2).mean()")
+    text = MODEL.format(
+        before="inputs = torch.nn.functional.dropout(inputs[:3].repeat(1, 2))[:, :4]", loss="out.pow(2).mean()"
+    )
     found = launched(tmp_path, written(tmp_path, text), options=("--shares", "equal"))
     assert (found.returncode, found.stdout) == (2, "")
     assert "dropout was given other values in each process, and not as many as there are own rows" in found.stderr

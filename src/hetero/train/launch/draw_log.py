@@ -54,6 +54,10 @@ class DrawLog:
 
     Attributes
     ----------
+    is_compared
+        Whether what is drawn now is compared with one device.
+    new
+        What is drawn in places that were not there while it was, and whose shapes do not tell the own rows.
     seen, seen_at
         A number, 0 for none, by the values that dropout without rows was given, and where the last of them was.
 
@@ -67,12 +71,28 @@ class DrawLog:
 
     def __init__(self) -> None:
         self._recent: list[Drawn] = []
+        self._known: set[tuple[str, CodeType, int]] = set()
+        self.new: list[str] = []
+        self.is_compared = True
         self.seen = 0.0
         self.seen_at = ""
         self._fixed: set[tuple[str, tuple[int, ...], CodeType | None, int]] = set()
 
-    def add(self, name: str, shape: tuple[int, ...], whole: tuple[int, ...], place: Place | None) -> None:
-        """Record a draw of a function of torch's."""
+    def add(
+        self, name: str, shape: tuple[int, ...], whole: tuple[int, ...], place: Place | None, *, is_sure: bool = True
+    ) -> None:
+        """Record a draw of a function of torch's.
+
+        Parameters
+        ----------
+        is_sure
+            Whether its shape says which of its numbers belong to the own rows.
+        """
+        if place is not None and (self.is_compared or not is_sure):
+            key = (name, place[0], place[1])
+            if not self.is_compared and key not in self._known:
+                self.new.append(f"torch.{name} of shape {shape} ({place[0].co_filename}, line {place[2]})")
+            self._known.add(key)
         if len(self._recent) < MOST_DRAWS:
             where = "" if place is None else f" ({place[0].co_filename}, line {place[2]})"
             self._recent.append(Drawn(f"torch.{name} of shape {shape}{where}", shape, whole))

@@ -170,6 +170,7 @@ class Reducer:
         label, self._new = self._new, ""
         self._trainings += 1
         self._has_stepped = False
+        self._batches.draws.log.is_compared = True
         if self._trainings > _ALL_COMPARED and self._trainings & (self._trainings - 1):
             self._processes.note(
                 f"of more than {_ALL_COMPARED} trainings in a script, only number 32, 64, 128 and so on are compared "
@@ -300,6 +301,12 @@ class Reducer:
                 f"{self._new} is prepared after the steps that are compared with one device, and its first ones "
                 "are not compared: a comparison begins with a loop over a prepared loader, or with fleet.split"
             )
+        for drawn in self._batches.draws.log.new:
+            self._processes.note(
+                f"{drawn} was not there in the steps that were compared with one device: that it is drawn for the rows "
+                "of the whole batch is not known"
+            )
+        self._batches.draws.log.new.clear()
         terms = _terms(loss, weight, options)
         self._last_terms = terms
         signature = tuple(term.signature for term in terms)
@@ -636,6 +643,7 @@ class Reducer:
         done = min((self.steps[each] for each in self._compared), default=passes)
         if done >= wanted or passes >= _MOST_CHECKED * wanted:
             self._compared.clear()
+            self._batches.draws.log.is_compared = False
             self._processes.dismiss_check(ends=self._options.check_only)
 
     def _refuse_choices(self, terms: Sequence[Term]) -> None:

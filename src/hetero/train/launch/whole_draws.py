@@ -251,7 +251,8 @@ class WholeDraws:
         cut = None
         if found is not None and rows.count != rows.whole:
             cut = _Cut(found, rows if each == 1 else Rows(rows.begin * each, rows.count * each, rows.whole * each))
-        self.log.add(name, shape, shape if cut is None else cut.widened(shape), place)
+        is_sure = rows.count == rows.whole or (found == self.dim and each == self._heads)
+        self.log.add(name, shape, shape if cut is None else cut.widened(shape), place, is_sure=is_sure)
         return cut
 
     def _cut_of(self, name: str, tensor: Tensor) -> _Cut | None:

@@ -36,6 +36,22 @@ def first_lines() -> Iterator[tuple[str, str]]:
                 yield f"{path.relative_to(PROJECT)}:{node.lineno}", doc.splitlines()[0]
 
 
+def test_no_parameter_or_attribute_has_words_in_the_place_of_its_type() -> None:
+    """`name : words` renders as a type: the description stands below the name."""
+    wrong = []
+    for path in sorted(PROJECT.glob("src/hetero/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            section = ""
+            for line in (ast.get_docstring(node) or "").splitlines():
+                if re.fullmatch(r"[A-Z][a-z]+( [A-Z][a-z]+)?", line):
+                    section = line
+                if section in ("Parameters", "Attributes") and re.match(r"\*{0,2}\w+(, \*{0,2}\w+)* : ", line):
+                    wrong.append(f"{path.relative_to(PROJECT)}: {line}")
+    assert wrong == []
+
+
 def test_docstrings_begin_with_the_words_of_the_field() -> None:
     lines = list(first_lines())
     assert len(lines) > 3000

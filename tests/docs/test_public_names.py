@@ -190,17 +190,6 @@ def test_every_public_name_has_an_example() -> None:
     assert [name for name, value in PUBLIC.items() if ">>>" not in (inspect.getdoc(value) or "")] == []
 
 
-def test_no_parameter_of_a_public_name_has_words_in_the_place_of_its_type() -> None:
-    """`name : words` renders as a type; STYLE.md says what stands there."""
-    wrong = [
-        f"{name}: {line}"
-        for name, value in PUBLIC.items()
-        for line in (value.__doc__ or "").splitlines()
-        if re.match(r" *\*{0,2}\w+(, \*{0,2}\w+)* : ", line)
-    ]
-    assert wrong == []
-
-
 METHODS = {
     "hetero.Context": "agather amap arun asubmit close executor explain flush_trace gather lease left_out map"
     " map_batches put reduce run submit",

@@ -33,8 +33,10 @@ class Judged:
 
     Attributes
     ----------
-    row : as measured
-    said_s : the time that was said, of the run or of a token
+    row
+        As measured.
+    said_s
+        The time that was said, of the run or of a token.
     """
 
     row: Measurement
@@ -82,8 +84,10 @@ def leave_one_model_out(rows: Iterable[Measurement], points: int = POINTS, draw:
 
     Parameters
     ----------
-    points : own measurements a device and engine, at most
-    draw : which ones: another number draws others
+    points
+        Own measurements a device and engine, at most.
+    draw
+        Which ones: another number draws others.
     """
     groups: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
     for row in rows:
@@ -110,7 +114,8 @@ def ordered(items: Iterable[Judged], single: bool = False) -> tuple[int, int]:
 
     Parameters
     ----------
-    single : True for pairs of one device each only
+    single
+        True for pairs of one device each only.
     """
     same: dict[tuple[object, ...], list[Judged]] = defaultdict(list)
     for item in items:
@@ -133,10 +138,14 @@ class Merit:
 
     Attributes
     ----------
-    rows : how many
-    error_frac : median of the absolute relative error
-    held_frac : share of the intervals that held
-    width : mean of upper over lower end
+    rows
+        How many.
+    error_frac
+        Median of the absolute relative error.
+    held_frac
+        Share of the intervals that held.
+    width
+        Mean of upper over lower end.
     """
 
     rows: int

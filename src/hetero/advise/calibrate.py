@@ -104,8 +104,10 @@ class MeasuredExchange:
 
     Attributes
     ----------
-    devices : their ids
-    seconds : by bytes of the array
+    devices
+        Their ids.
+    seconds
+        By bytes of the array.
     """
 
     devices: tuple[str, ...]
@@ -140,9 +142,12 @@ class Decoder:
 
     Parameters
     ----------
-    spec : its shape; grouped-query attention, gated MLP, no mixture
-    place : of torch, as in 'cuda:1'
-    dtype : of the weights
+    spec
+        Its shape; grouped-query attention, gated MLP, no mixture.
+    place
+        Of torch, as in 'cuda:1'.
+    dtype
+        Of the weights.
     """
 
     def __init__(self, spec: ModelSpec, place: str, dtype: object) -> None:

@@ -46,14 +46,22 @@ class ComparisonRow:
 
     Attributes
     ----------
-    name : of the device
-    precision : of the rate, which may be the nearest known one
-    tflop_per_s : dense, 1e12 operations/s
-    memory_gib, bandwidth_gb_per_s : 2**30 bytes, 1e9 bytes/s
-    power_w : W
-    usd, usd_per_hour : price hints, and the months they were printed for
-    tflop_per_s_per_usd_hour, tflop_per_s_per_1000_usd, tflop_per_s_per_w, memory_gib_per_tflop_per_s : ratios
-    uses : what it is sold for
+    name
+        Of the device.
+    precision
+        Of the rate, which may be the nearest known one.
+    tflop_per_s
+        Dense, 1e12 operations/s.
+    memory_gib, bandwidth_gb_per_s
+        2**30 bytes, 1e9 bytes/s.
+    power_w
+        Watts.
+    usd, usd_per_hour
+        Price hints, and the months they were printed for.
+    tflop_per_s_per_usd_hour, tflop_per_s_per_1000_usd, tflop_per_s_per_w, memory_gib_per_tflop_per_s
+        Ratios.
+    uses
+        What it is sold for.
     """
 
     name: str
@@ -112,7 +120,8 @@ def compare(specs: Sequence[DeviceSpec], precision: str = "bf16") -> list[Compar
 
     Parameters
     ----------
-    precision : 'bf16' and 'fp16' stand in for one another; others are as asked
+    precision
+        'bf16' and 'fp16' stand in for one another; others are as asked.
 
     Raises
     ------

@@ -88,8 +88,10 @@ def borrowed(prior: Efficiency, samples: Sequence[MeasuredRun], said: str) -> Ef
 
     Parameters
     ----------
-    samples : runs on other devices; none leave the prior as it is
-    said : whose they are
+    samples
+        Runs on other devices; none leave the prior as it is.
+    said
+        Whose they are.
     """
     if not samples:
         return prior
@@ -112,13 +114,20 @@ class Timed:
 
     Attributes
     ----------
-    device : its name
-    flop_per_s, bytes_per_s : of a float32 matrix product and of a copy
-    in_bytes_per_s, out_bytes_per_s : to and from the host's memory, None where they share it
-    weights : number format of the small model, '' where torch is not there
-    prompt_s, step_s : seconds by tokens of a prompt; of one decode step by tokens kept
-    versions : of driver and libraries
-    day : year-month-day
+    device
+        Its name.
+    flop_per_s, bytes_per_s
+        Of a float32 matrix product and of a copy.
+    in_bytes_per_s, out_bytes_per_s
+        To and from the host's memory, None where they share it.
+    weights
+        Number format of the small model, '' where torch is not there.
+    prompt_s, step_s
+        Seconds by tokens of a prompt; of one decode step by tokens kept.
+    versions
+        Of driver and libraries.
+    day
+        Year-month-day.
     """
 
     device: str

@@ -67,10 +67,14 @@ class Target:
 
     Attributes
     ----------
-    named : as the user wrote it
-    model : its architecture
-    files : what the headers of its weight files tell, None where there are none
-    weights : number format
+    named
+        As the user wrote it.
+    model
+        Its architecture.
+    files
+        What the headers of its weight files tell, None where there are none.
+    weights
+        Number format.
     """
 
     named: str
@@ -148,8 +152,10 @@ class NumberedDevice:
 
     Attributes
     ----------
-    spec : what is known of it
-    index : among the accelerators, in the order of the fleet; -1 for a processor
+    spec
+        What is known of it.
+    index
+        Among the accelerators, in the order of the fleet; -1 for a processor.
     """
 
     spec: DeviceSpec
@@ -170,13 +176,20 @@ class LayerPlacement:
 
     Attributes
     ----------
-    engine, target, work, aim : what was asked
-    devices, hosts : the fleet; rooms and seconds of a layer
-    layers : what was placed
-    split : layers a device
-    by_memory : layers in proportion to memory, and its seconds; None where that does not fit
-    without : for each device left out, the seconds with it in, None where it cannot hold a layer
-    together : equal devices that share every matrix, and their seconds, where an engine can do that; else None
+    engine, target, work, aim
+        What was asked.
+    devices, hosts
+        The fleet; rooms and seconds of a layer.
+    layers
+        What was placed.
+    split
+        Layers a device.
+    by_memory
+        Layers in proportion to memory, and its seconds; None where that does not fit.
+    without
+        For each device left out, the seconds with it in, None where it cannot hold a layer.
+    together
+        Equal devices that share every matrix, and their seconds, where an engine can do that; else None.
     """
 
     engine: Engine

@@ -72,10 +72,14 @@ class Measurement:
 
     Attributes
     ----------
-    device, count, framework, work, spread, kind : what ran
-    sample : its amounts and the time, of a whole run or of a token
-    value : as printed
-    per_second : True where the value is a rate, False where it is seconds
+    device, count, framework, work, spread, kind
+        What ran.
+    sample
+        Its amounts and the time, of a whole run or of a token.
+    value
+        As printed.
+    per_second
+        True where the value is a rate, False where it is seconds.
     """
 
     device: DeviceSpec

@@ -40,9 +40,12 @@ class Paid:
 
     Attributes
     ----------
-    usd_per_hour : > 0
-    origin : 'yours', 'gpuhunt' with the provider, or 'catalog' with the source
-    day : year-month or year-month-day that it was seen, '' where nobody says
+    usd_per_hour
+        > 0.
+    origin
+        'yours', 'gpuhunt' with the provider, or 'catalog' with the source.
+    day
+        Year-month or year-month-day that it was seen, '' where nobody says.
     """
 
     usd_per_hour: float
@@ -61,8 +64,10 @@ class Prices:
 
     Attributes
     ----------
-    own, live : by the catalog's name
-    notes : lines for people
+    own, live
+        By the catalog's name.
+    notes
+        Lines for people.
     """
 
     own: Mapping[str, Paid] = field(default_factory=dict)

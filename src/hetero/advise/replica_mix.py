@@ -30,8 +30,10 @@ class Stream:
 
     Attributes
     ----------
-    prompt, answer : tokens, > 0
-    per_s : requests/s, > 0
+    prompt, answer
+        Tokens, > 0.
+    per_s
+        Requests/s, > 0.
     """
 
     prompt: int
@@ -62,10 +64,14 @@ class MixChoice:
 
     Attributes
     ----------
-    streams : what is asked
-    mix, single : what serves it; `single` None where no kind does alone
-    offers : every replica that was considered, by name
-    notes : kinds that took no part, and why
+    streams
+        What is asked.
+    mix, single
+        What serves it; `single` None where no kind does alone.
+    offers
+        Every replica that was considered, by name.
+    notes
+        Kinds that took no part, and why.
     """
 
     streams: tuple[Stream, ...]
@@ -122,9 +128,12 @@ def mix(
 
     Parameters
     ----------
-    work : the model and how it is run; its prompt and context are those of each stream
-    limits : the latency that each stream must keep to, the capabilities that a device must have, the most to pay
-    load_frac : share of its time that a device may be busy: the rest is for bursts
+    work
+        The model and how it is run; its prompt and context are those of each stream.
+    limits
+        The latency that each stream must keep to, the capabilities that a device must have, the most to pay.
+    load_frac
+        Share of its time that a device may be busy: the rest is for bursts.
 
     Raises
     ------

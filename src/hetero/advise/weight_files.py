@@ -47,12 +47,18 @@ class WeightFiles:
 
     Attributes
     ----------
-    layers : bytes of each layer by its number
-    embedding, head, other : bytes of the input table, of the output head, and of the rest
-    prefix : what names of layers begin with, as in 'model.layers.'
-    names : of the tensors outside of layers
-    files : how many were read
-    model : the architecture, None where the files do not tell it
+    layers
+        Bytes of each layer by its number.
+    embedding, head, other
+        Bytes of the input table, of the output head, and of the rest.
+    prefix
+        What names of layers begin with, as in 'model.layers.'.
+    names
+        Of the tensors outside of layers.
+    files
+        How many were read.
+    model
+        The architecture, None where the files do not tell it.
     """
 
     layers: Mapping[int, int]

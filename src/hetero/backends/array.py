@@ -24,9 +24,12 @@ class DeviceArray:
 
     Attributes
     ----------
-    backend : the open back end that made it
-    handle : the runtime's own buffer
-    shape, dtype : as NumPy's
+    backend
+        The open back end that made it.
+    handle
+        The runtime's own buffer.
+    shape, dtype
+        As NumPy's.
     """
 
     __slots__ = ("__weakref__", "backend", "dtype", "handle", "shape")
@@ -76,8 +79,10 @@ class ByteBudget:
 
     Attributes
     ----------
-    used_bytes : bytes of the arrays that are alive
-    limit_bytes : bytes, None for no limit
+    used_bytes
+        Bytes of the arrays that are alive.
+    limit_bytes
+        Bytes, None for no limit.
     """
 
     __slots__ = ("limit_bytes", "owner", "used_bytes")
@@ -107,9 +112,12 @@ class Arguments(NamedTuple):
 
     Attributes
     ----------
-    arrays : the arrays in the order of the call
-    scalars : the numbers in the order of the call
-    ordered : all of them as they came, NumPy arrays brought to the device
+    arrays
+        The arrays in the order of the call.
+    scalars
+        The numbers in the order of the call.
+    ordered
+        All of them as they came, NumPy arrays brought to the device.
     """
 
     arrays: tuple[DeviceArray, ...]

@@ -529,9 +529,12 @@ def grow(
 
     Parameters
     ----------
-    prepare : gives the call for a size
-    wait : waits until the call's work has ended
-    size, most : first and largest size
+    prepare
+        Gives the call for a size.
+    wait
+        Waits until the call's work has ended.
+    size, most
+        First and largest size.
 
     Returns
     -------

@@ -54,8 +54,10 @@ def hold_threads(cores: int, get: Callable[[], int] | None = None, put: SetThrea
 
     Parameters
     ----------
-    cores : the device's number of cores; of several open devices the largest number counts
-    get, put : how a framework tells and takes its own number of threads, where it keeps one
+    cores
+        The device's number of cores; of several open devices the largest number counts.
+    get, put
+        How a framework tells and takes its own number of threads, where it keeps one.
     """
     with _held.lock:
         if get is not None and put is not None:
@@ -88,7 +90,8 @@ class CpuLoad:
 
     Parameters
     ----------
-    cpus : CPU numbers, () for all
+    cpus
+        CPU numbers, () for all.
     """
 
     def __init__(self, cpus: tuple[int, ...]) -> None:

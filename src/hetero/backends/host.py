@@ -84,7 +84,8 @@ def cpus(root: Path = ROOT, allowed: Sequence[int] | None = None) -> tuple[int, 
 
     Parameters
     ----------
-    allowed : CPU numbers to order, None for those of this process
+    allowed
+        CPU numbers to order, None for those of this process.
 
     Returns
     -------
@@ -235,8 +236,10 @@ def chip(vendor_id: int, device_id: int | None, ordinal: int, root: Path = ROOT)
 
     Parameters
     ----------
-    device_id : the model's number, None where the runtime does not tell it
-    ordinal : which of several equal ones, in the runtime's order
+    device_id
+        The model's number, None where the runtime does not tell it.
+    ordinal
+        Which of several equal ones, in the runtime's order.
 
     Notes
     -----
@@ -256,11 +259,13 @@ class PackageEnergy:
 
     Parameters
     ----------
-    root : of the file system
+    root
+        Of the file system.
 
     Attributes
     ----------
-    readable : whether there is a counter that may be read
+    readable
+        Whether there is a counter that may be read.
     """
 
     def __init__(self, root: Path = ROOT) -> None:

@@ -42,13 +42,20 @@ class GpuReading(NamedTuple):
 
     Attributes
     ----------
-    name, pci, driver : text as NVML writes it
-    total_bytes, used_bytes, free_bytes : bytes
-    utilisation_percent : 0..100
-    temperature_c : degrees Celsius
-    power_mw : mW
-    pcie_generation, pcie_width : the largest that card and slot can do; the present one falls while idle
-    nvlinks : active links
+    name, pci, driver
+        Text as NVML writes it.
+    total_bytes, used_bytes, free_bytes
+        Bytes.
+    utilisation_percent
+        0..100.
+    temperature_c
+        Degrees Celsius.
+    power_mw
+        MW.
+    pcie_generation, pcie_width
+        The largest that card and slot can do; the present one falls while idle.
+    nvlinks
+        Active links.
     """
 
     name: str
@@ -161,8 +168,10 @@ def links_of(gpus: Sequence[GpuReading], node_of: Mapping[str, str]) -> tuple[Li
 
     Parameters
     ----------
-    gpus : one reading a GPU
-    node_of : memory node by silicon id, as `pci_silicon` gives it
+    gpus
+        One reading a GPU.
+    node_of
+        Memory node by silicon id, as `pci_silicon` gives it.
 
     Returns
     -------

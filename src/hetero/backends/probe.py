@@ -53,9 +53,12 @@ def ask(questions: Sequence[Sequence[str]], python: str = "", deadline_s: float 
 
     Parameters
     ----------
-    questions : arguments of each child
-    python : the Python that they run in, '' for this one
-    deadline_s : s that all of them together have; later ones are killed
+    questions
+        Arguments of each child.
+    python
+        The Python that they run in, '' for this one.
+    deadline_s
+        Seconds that all of them together have; later ones are killed.
     """
     end = monotonic_s() + deadline_s
     root = Path(hetero.__file__).parent

@@ -30,10 +30,14 @@ class Rates:
 
     Attributes
     ----------
-    nvlink : of one NVLink
-    pcie : of one slot
-    smp : between the sockets of a host
-    origin : 'catalog' where NVLink and PCIe are those of a named device, else 'declared'
+    nvlink
+        Of one NVLink.
+    pcie
+        Of one slot.
+    smp
+        Between the sockets of a host.
+    origin
+        'catalog' where NVLink and PCIe are those of a named device, else 'declared'.
     """
 
     nvlink: float = NVLINK_BYTES_PER_S[4]
@@ -113,9 +117,12 @@ def from_matrix(text: str, host: str = "h0", rates: Rates | None = None, name: s
 
     Parameters
     ----------
-    host, rack : where it is; ids begin with the host
-    rates : the figures that the words do not tell
-    name : what the GPUs are called
+    host, rack
+        Where it is; ids begin with the host.
+    rates
+        The figures that the words do not tell.
+    name
+        What the GPUs are called.
 
     Raises
     ------

@@ -61,9 +61,12 @@ def from_system(root: Path = ROOT, gpus: Sequence[GpuReading] = (), host: str = 
 
     Parameters
     ----------
-    root : folder that stands for '/'
-    gpus : what NVML told, for NVLinks
-    host : what ids begin with
+    root
+        Folder that stands for '/'.
+    gpus
+        What NVML told, for NVLinks.
+    host
+        What ids begin with.
 
     Notes
     -----
@@ -156,9 +159,12 @@ def fabric_here(
 
     Parameters
     ----------
-    devices : those of other hosts are left out
-    root : folder that stands for '/'
-    gpus : what NVML told; None asks it, where a device has a PCI address
+    devices
+        Those of other hosts are left out.
+    root
+        Folder that stands for '/'.
+    gpus
+        What NVML told; None asks it, where a device has a PCI address.
 
     Notes
     -----

@@ -107,9 +107,12 @@ class HostLoad(NamedTuple):
 
     Attributes
     ----------
-    at_s : s, when it was looked at
-    busy_s, own_s : core-seconds of all programs, and of this one with its workers
-    cores : of the host
+    at_s
+        Seconds, when it was looked at.
+    busy_s, own_s
+        Core-seconds of all programs, and of this one with its workers.
+    cores
+        Of the host.
     """
 
     at_s: float
@@ -141,8 +144,10 @@ class OtherUsers:
 
     Parameters
     ----------
-    look : gives the load until now
-    now_s : gives the time of a load
+    look
+        Gives the load until now.
+    now_s
+        Gives the time of a load.
 
     Examples
     --------
@@ -175,7 +180,8 @@ def parse_by_device(name: str, given: Mapping[str, object] | None, unit: str) ->
 
     Parameters
     ----------
-    name, unit : for the message, as in 'usd_per_hour' and 'dollars an hour'
+    name, unit
+        For the message, as in 'usd_per_hour' and 'dollars an hour'.
 
     Raises
     ------

@@ -31,13 +31,16 @@ class EnergyMeter:
 
     Parameters
     ----------
-    told_w : W, as the user says; None where nothing was said
-    packages : the energy counters of the host's processors, None to look for them
+    told_w
+        Watts, as the user says; None where nothing was said.
+    packages
+        The energy counters of the host's processors, None to look for them.
 
     Attributes
     ----------
-    origin : 'told', 'counted', 'measured' or 'catalog'; '' where nobody knows
-        Counted is of a CPU's packages, shared by cores; measured is the power that a GPU tells, once a second.
+    origin
+        'told', 'counted', 'measured' or 'catalog'; '' where nobody knows Counted is of a CPU's packages, shared by
+        cores; measured is the power that a GPU tells, once a second.
 
     Examples
     --------
@@ -92,8 +95,10 @@ class RunSpending:
 
     Parameters
     ----------
-    limits : what may be spent, the prices, the watts that were told
-    devices : that take part
+    limits
+        What may be spent, the prices, the watts that were told.
+    devices
+        That take part.
 
     Raises
     ------
@@ -128,7 +133,8 @@ class RunSpending:
 
         Parameters
         ----------
-        items : records that have results, for the message
+        items
+            Records that have results, for the message.
 
         Raises
         ------

@@ -34,9 +34,12 @@ class Entry(NamedTuple):
 
     Attributes
     ----------
-    begin, end : the items
-    results : theirs, None where all are bad
-    bad : records without a result
+    begin, end
+        The items.
+    results
+        Theirs, None where all are bad.
+    bad
+        Records without a result.
     """
 
     begin: int
@@ -50,7 +53,8 @@ class Journal:
 
     Parameters
     ----------
-    folder : of this run alone
+    folder
+        Of this run alone.
 
     Notes
     -----
@@ -109,7 +113,8 @@ class MergeSink(Sink):
 
     Parameters
     ----------
-    folder : for runs that resume, None to keep nothing
+    folder
+        For runs that resume, None to keep nothing.
     """
 
     def __init__(self, merge: Merge, folder: Path | None) -> None:
@@ -185,13 +190,17 @@ class Committer:
 
     Parameters
     ----------
-    ordered : True gives the sink part after part where it does not keep them by number itself
-    spill : True keeps results on disk rather than in memory until their part is whole
+    ordered
+        True gives the sink part after part where it does not keep them by number itself.
+    spill
+        True keeps results on disk rather than in memory until their part is whole.
 
     Attributes
     ----------
-    bad : records without a result, of this run and of the one that it resumes
-    held_bytes : of results that no part took yet
+    bad
+        Records without a result, of this run and of the one that it resumes.
+    held_bytes
+        Of results that no part took yet.
     """
 
     def __init__(self, sink: Sink, job: Job, journal: Journal | None, ordered: bool, spill: bool) -> None:

@@ -35,7 +35,8 @@ class Prepared:
 
     Parameters
     ----------
-    given : a function of a batch, a class, or an object with `setup(device)`
+    given
+        A function of a batch, a class, or an object with `setup(device)`.
     """
 
     def __init__(self, given: Any) -> None:
@@ -119,8 +120,10 @@ class TorchModel:
 
     Parameters
     ----------
-    module : gets a batch as one tensor, gives a tensor with one row a record
-    wish : in what it may compute; results come back as float32
+    module
+        Gets a batch as one tensor, gives a tensor with one row a record.
+    wish
+        In what it may compute; results come back as float32.
     """
 
     def __init__(self, module: torch.nn.Module, wish: Wish) -> None:
@@ -174,8 +177,10 @@ class OnnxModel:
 
     Parameters
     ----------
-    data : bytes of the model
-    wish : in what it may compute; 'float32' is as in its file
+    data
+        Bytes of the model.
+    wish
+        In what it may compute; 'float32' is as in its file.
     """
 
     def __init__(self, data: bytes, wish: Wish) -> None:

@@ -41,8 +41,10 @@ class Merge(ABC):
 
         Parameters
         ----------
-        results : of the items from `begin` to `end`, without those that are missing; None where all are
-        missing : numbers of items in between that have no result
+        results
+            Of the items from `begin` to `end`, without those that are missing; None where all are.
+        missing
+            Numbers of items in between that have no result.
         """
 
     @abstractmethod
@@ -59,7 +61,8 @@ class Fold(Merge):
 
     Parameters
     ----------
-    function : of two values, associative; it gets them in the order of the items
+    function
+        Of two values, associative; it gets them in the order of the items.
 
     Notes
     -----
@@ -183,8 +186,10 @@ class TopK(Merge):
 
     Parameters
     ----------
-    k : >= 1
-    key : score of a result, the result itself by default
+    k
+        >= 1.
+    key
+        Score of a result, the result itself by default.
     """
 
     def __init__(self, k: int, key: Callable[..., object] | None = None) -> None:
@@ -219,7 +224,8 @@ class Histogram(Merge):
 
     Parameters
     ----------
-    edges : ascending
+    edges
+        Ascending.
     """
 
     def __init__(self, edges: Sequence[float]) -> None:

@@ -34,8 +34,10 @@ class Wish(NamedTuple):
 
     Attributes
     ----------
-    word : one of `PRECISIONS`
-    tolerance_frac : how far results of 'any' may be off, as a share of the largest one
+    word
+        One of `PRECISIONS`.
+    tolerance_frac
+        How far results of 'any' may be off, as a share of the largest one.
     """
 
     word: str = "float32"
@@ -67,11 +69,13 @@ class Chooser:
 
     Parameters
     ----------
-    makers : make the way to run the model in each precision; the first one is exact
+    makers
+        Make the way to run the model in each precision; the first one is exact.
 
     Attributes
     ----------
-    computed_in : in what the model computes, and how far off that was; '' before the first batch
+    computed_in
+        In what the model computes, and how far off that was; '' before the first batch.
 
     Notes
     -----

@@ -31,10 +31,14 @@ class ItemBatch:
 
     Attributes
     ----------
-    begin : number of the first item
-    pieces : what their records were cut from, in order
-    cost : of all records; how many they are where no cost was given
-    nbytes : that they take
+    begin
+        Number of the first item.
+    pieces
+        What their records were cut from, in order.
+    cost
+        Of all records; how many they are where no cost was given.
+    nbytes
+        That they take.
     """
 
     begin: int
@@ -104,12 +108,18 @@ class Reader:
 
     Parameters
     ----------
-    source : read once, from the first item that is not done
-    part_items : no batch has items of two parts
-    done : (begin, end) of items that have results already, ascending
-    bound_bytes : how much may be read ahead
-    cost : of a record, None where all cost the same
-    woken : called from the thread when there is something new
+    source
+        Read once, from the first item that is not done.
+    part_items
+        No batch has items of two parts.
+    done
+        (begin, end) of items that have results already, ascending.
+    bound_bytes
+        How much may be read ahead.
+    cost
+        Of a record, None where all cost the same.
+    woken
+        Called from the thread when there is something new.
     """
 
     def __init__(
@@ -169,8 +179,10 @@ class Reader:
 
         Parameters
         ----------
-        hungry : True takes what is there rather than nothing
-        back : True takes the last items, where `span` gives something
+        hungry
+            True takes what is there rather than nothing.
+        back
+            True takes the last items, where `span` gives something.
         """
         with self._more:
             if not self._ready:

@@ -45,11 +45,16 @@ class BatchRecipe:
 
     Attributes
     ----------
-    name : of the run, after the file
-    function, source : as `map_batches` takes them
-    keywords : of it that are neither options nor limits
-    options, limits : how it is done, and what it may take
-    context : what is left, for the Context
+    name
+        Of the run, after the file.
+    function, source
+        As `map_batches` takes them.
+    keywords
+        Of it that are neither options nor limits.
+    options, limits
+        How it is done, and what it may take.
+    context
+        What is left, for the Context.
     """
 
     name: str
@@ -66,8 +71,10 @@ def read_batch_recipe(path: Path | str, set: Sequence[str] = (), **usual: object
 
     Parameters
     ----------
-    set : settings laid over it, 'output=FOLDER'
-    **usual : options of `BatchOptions` where the job does not say
+    set
+        Settings laid over it, 'output=FOLDER'.
+    **usual
+        Options of `BatchOptions` where the job does not say.
 
     Raises
     ------

@@ -120,8 +120,10 @@ def sink_of(given: object, form: str | None = None) -> Sink:
 
     Parameters
     ----------
-    given : None to collect in memory, a function, a folder, or a sink
-    form : of the files in a folder, one of `SINKS`; 'jsonl' where nothing says another
+    given
+        None to collect in memory, a function, a folder, or a sink.
+    form
+        Of the files in a folder, one of `SINKS`; 'jsonl' where nothing says another.
 
     Raises
     ------

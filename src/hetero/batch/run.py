@@ -58,12 +58,18 @@ class InFlightBatch:
 
     Attributes
     ----------
-    batch : the items
-    avoid : the device where it failed, '' where it did not
-    suspected : True where it is part of a batch that failed
-    crashes : workers that died of it
-    step : first and last of the stages of a pipeline that it goes through
-    runs : future and time of handing in, by device
+    batch
+        The items.
+    avoid
+        The device where it failed, '' where it did not.
+    suspected
+        True where it is part of a batch that failed.
+    crashes
+        Workers that died of it.
+    step
+        First and last of the stages of a pipeline that it goes through.
+    runs
+        Future and time of handing in, by device.
     """
 
     batch: ItemBatch
@@ -113,8 +119,10 @@ class BatchRun:
 
     Parameters
     ----------
-    setup : what is run, on what
-    work : the program as it travels
+    setup
+        What is run, on what.
+    work
+        The program as it travels.
     """
 
     def __init__(self, setup: RunSetup, work: PackedProgram) -> None:
@@ -439,9 +447,12 @@ class StagedRun(BatchRun):
 
     Parameters
     ----------
-    setup : as of a `BatchRun`
-    planner : gives devices to stages
-    works : the programs as they travel, by step; the first is of the first stage
+    setup
+        As of a `BatchRun`.
+    planner
+        Gives devices to stages.
+    works
+        The programs as they travel, by step; the first is of the first stage.
     """
 
     planner: StagePlanner  # type: ignore[assignment]

@@ -65,7 +65,8 @@ class FolderSink(Sink):
 
     Parameters
     ----------
-    folder : made where it is absent; must be empty unless the run resumes or overwrites
+    folder
+        Made where it is absent; must be empty unless the run resumes or overwrites.
 
     Notes
     -----
@@ -330,8 +331,10 @@ class CallSink(Sink):
 
     Parameters
     ----------
-    function : of the results of some consecutive items, joined
-    part_bytes : how much of the source one call is about
+    function
+        Of the results of some consecutive items, joined.
+    part_bytes
+        How much of the source one call is about.
     """
 
     def __init__(self, function: Callable[..., object], part_bytes: int = 1 << 20) -> None:
@@ -359,7 +362,8 @@ class ParquetSink(FolderSink):
 
     Parameters
     ----------
-    folder : made where it is absent; must be empty unless the run resumes or overwrites
+    folder
+        Made where it is absent; must be empty unless the run resumes or overwrites.
 
     Notes
     -----

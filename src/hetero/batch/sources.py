@@ -50,7 +50,8 @@ class SequenceSource(Source):
 
     Parameters
     ----------
-    records : not to be changed while it is read
+    records
+        Not to be changed while it is read.
     """
 
     def __init__(self, records: Sequence[object]) -> None:
@@ -85,8 +86,10 @@ class ArraySource(Source):
 
     Parameters
     ----------
-    records : not to be changed while it is read; a memory map is read as it is needed
-    name : for the places of its records
+    records
+        Not to be changed while it is read; a memory map is read as it is needed.
+    name
+        For the places of its records.
     """
 
     def __init__(self, records: object, name: str = "items") -> None:
@@ -137,9 +140,12 @@ class GeneratorSource(Source):
 
     Parameters
     ----------
-    make : an iterable, or a function that gives a fresh iterator each time, so that a run can be resumed
-    length : how many there will be, None where unknown
-    name : the same for the same records; a run is resumed under it
+    make
+        An iterable, or a function that gives a fresh iterator each time, so that a run can be resumed.
+    length
+        How many there will be, None where unknown.
+    name
+        The same for the same records; a run is resumed under it.
 
     Raises
     ------
@@ -229,7 +235,8 @@ class DatasetSource(Source):
 
     Parameters
     ----------
-    dataset : of any format and file system, also one with a filter; its files must not change meanwhile
+    dataset
+        Of any format and file system, also one with a filter; its files must not change meanwhile.
 
     Notes
     -----
@@ -280,7 +287,8 @@ class ReaderSource(Source):
 
     Parameters
     ----------
-    reader : as a database or `pyarrow.dataset.Scanner.to_reader` gives it
+    reader
+        As a database or `pyarrow.dataset.Scanner.to_reader` gives it.
 
     Raises
     ------

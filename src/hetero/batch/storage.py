@@ -32,9 +32,12 @@ class Blob(NamedTuple):
 
     Attributes
     ----------
-    path : as it is shown and opened: a path, or a URL
-    nbytes : that it has
-    mark : changes with its content: time of change, or the store's tag
+    path
+        As it is shown and opened: a path, or a URL.
+    nbytes
+        That it has.
+    mark
+        Changes with its content: time of change, or the store's tag.
     """
 
     path: str
@@ -72,8 +75,10 @@ def find(
 
     Parameters
     ----------
-    patterns : of the names of files in folders, in small letters for either case
-    without : names that are passed over in folders, as are those that begin with '.' or '_'
+    patterns
+        Of the names of files in folders, in small letters for either case.
+    without
+        Names that are passed over in folders, as are those that begin with '.' or '_'.
 
     Raises
     ------

@@ -33,13 +33,20 @@ class BatchProgram:
 
     Attributes
     ----------
-    function : made ready once a worker
-    load : turns what travelled into records, None where they travel as they are
-    merge : combines the results here, None to send them back
-    same_count : True where each record must have one result
-    check_finite : True sets records aside whose results are not finite
-    share_frac : of the device's time that may be taken; it rests after each batch
-    follow : True takes no more than others leave of the host
+    function
+        Made ready once a worker.
+    load
+        Turns what travelled into records, None where they travel as they are.
+    merge
+        Combines the results here, None to send them back.
+    same_count
+        True where each record must have one result.
+    check_finite
+        True sets records aside whose results are not finite.
+    share_frac
+        Of the device's time that may be taken; it rests after each batch.
+    follow
+        True takes no more than others leave of the host.
     """
 
     function: Prepared
@@ -64,12 +71,18 @@ class Done(NamedTuple):
 
     Attributes
     ----------
-    results : of the records, or the merge's state; None where every record is bad
-    bad : place in the batch and reason of records without a result
-    seconds : s, that the function took
-    cold : True for the first batch of this worker
-    raw_bytes, home_bytes : of the results before they were merged, and of what is sent
-    computed_in : in what a model computed, '' where it is a function
+    results
+        Of the records, or the merge's state; None where every record is bad.
+    bad
+        Place in the batch and reason of records without a result.
+    seconds
+        Seconds, that the function took.
+    cold
+        True for the first batch of this worker.
+    raw_bytes, home_bytes
+        Of the results before they were merged, and of what is sent.
+    computed_in
+        In what a model computed, '' where it is a function.
     """
 
     results: object
@@ -96,7 +109,8 @@ def run_batch(work: PackedProgram, records: object, begin: int) -> Done:
 
     Parameters
     ----------
-    begin : number of the first item
+    begin
+        Number of the first item.
     """
     from hetero.session.task_api import get_current_device
 

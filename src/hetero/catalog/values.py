@@ -27,10 +27,14 @@ class CatalogSource:
 
     Attributes
     ----------
-    id : as rows name it
-    title, address : what and where it is
-    opened : the day, year-month-day
-    printed : the figure as printed there, by 'ROW.key'
+    id
+        As rows name it.
+    title, address
+        What and where it is.
+    opened
+        The day, year-month-day.
+    printed
+        The figure as printed there, by 'ROW.key'.
     """
 
     id: str
@@ -46,10 +50,14 @@ class Price:
 
     Attributes
     ----------
-    usd : US dollars, per hour where `per_hour`
-    per_hour : rented rather than bought
-    month : what the price was printed for, '' where the source does not say
-    source : id of the source
+    usd
+        US dollars, per hour where `per_hour`.
+    per_hour
+        Rented rather than bought.
+    month
+        What the price was printed for, '' where the source does not say.
+    source
+        Id of the source.
     """
 
     usd: float
@@ -64,8 +72,10 @@ class Slice:
 
     Attributes
     ----------
-    shape : as in '4x4x8'
-    chips, hosts : how many
+    shape
+        As in '4x4x8'.
+    chips, hosts
+        How many.
     """
 
     shape: str
@@ -79,10 +89,14 @@ class Pod:
 
     Attributes
     ----------
-    chips : in a whole pod
-    shape, connection : of the whole pod, as in '16x16' and 'torus'
-    chips_per_host : how many
-    slices : what can be had
+    chips
+        In a whole pod.
+    shape, connection
+        Of the whole pod, as in '16x16' and 'torus'.
+    chips_per_host
+        How many.
+    slices
+        What can be had.
     """
 
     chips: int | None
@@ -98,23 +112,39 @@ class DeviceSpec:
 
     Attributes
     ----------
-    name, vendor, kind, form, unit : what it is; kind is one of `hetero.model.device.KINDS`
-    aliases : other names
-    year : of its launch
-    memory_bytes, memory_usable_bytes : bytes, and what programs were seen to get of them
-    bandwidth_bytes_per_s : of its memory
-    link, link_bytes_per_s : to others of its kind, one direction
-    host_link, host_bytes_per_s : to the host, one direction
-    power_w : W
-    cuda_cores, tensor_cores, compute_capability, processors : where they exist
-    flop_per_s : dense operations/s by precision; 'fp16_acc16' and 'fp8_acc16' are FP16 and FP8 with FP16
-        accumulate, the others add up in FP32 or INT32; 'fp16_vector' FP16 outside of the matrix units
-    accumulate : the accumulate type by precision, where it was printed
-    capabilities, uses : words
-    prices : hints
-    pod : how chips are joined, None for single devices
-    note, explains : what a reader should know; why a figure differs from another table or seems odd
-    sources : id of the source by key
+    name, vendor, kind, form, unit
+        What it is; kind is one of `hetero.model.device.KINDS`.
+    aliases
+        Other names.
+    year
+        Of its launch.
+    memory_bytes, memory_usable_bytes
+        Bytes, and what programs were seen to get of them.
+    bandwidth_bytes_per_s
+        Of its memory.
+    link, link_bytes_per_s
+        To others of its kind, one direction.
+    host_link, host_bytes_per_s
+        To the host, one direction.
+    power_w
+        Watts.
+    cuda_cores, tensor_cores, compute_capability, processors
+        Where they exist.
+    flop_per_s
+        Dense operations/s by precision; 'fp16_acc16' and 'fp8_acc16' are FP16 and FP8 with FP16 accumulate, the others
+        add up in FP32 or INT32; 'fp16_vector' FP16 outside of the matrix units.
+    accumulate
+        The accumulate type by precision, where it was printed.
+    capabilities, uses
+        Words.
+    prices
+        Hints.
+    pod
+        How chips are joined, None for single devices.
+    note, explains
+        What a reader should know; why a figure differs from another table or seems odd.
+    sources
+        Id of the source by key.
     """
 
     name: str

@@ -41,12 +41,18 @@ class DeviceRow(NamedTuple):
 
     Attributes
     ----------
-    device : what is known of the device, None when nothing enumerated
-    backend : name of the back end
-    status : 'ready', 'left out', 'broken' or 'missing'
-    reason : why it is not ready, '' when it is
-    remedy : how to get it, '' when nothing helps
-    now : what the device reports of itself
+    device
+        What is known of the device, None when nothing enumerated.
+    backend
+        Name of the back end.
+    status
+        'ready', 'left out', 'broken' or 'missing'.
+    reason
+        Why it is not ready, '' when it is.
+    remedy
+        How to get it, '' when nothing helps.
+    now
+        What the device reports of itself.
     """
 
     device: Device | None
@@ -70,8 +76,10 @@ def rows_of(
 
     Parameters
     ----------
-    found, chosen, left_out : of a survey, and of the choice made among it
-    watch_s : s to watch the devices for, to tell how busy they are; 0 tells nothing of it
+    found, chosen, left_out
+        Of a survey, and of the choice made among it.
+    watch_s
+        Seconds to watch the devices for, to tell how busy they are; 0 tells nothing of it.
     """
     states = zip(chosen, status(chosen, watch_s), strict=True)
     unsound = [each for each in found if each.reason]

@@ -105,11 +105,16 @@ class Finding(NamedTuple):
 
     Attributes
     ----------
-    group : heading under which it stands
-    name : what was looked at
-    state : 'ok', 'poor' (works, but will bite) or 'missing'
-    found : what is there
-    remedy : what to do, '' where nothing is to be done
+    group
+        Heading under which it stands.
+    name
+        What was looked at.
+    state
+        'ok', 'poor' (works, but will bite) or 'missing'.
+    found
+        What is there.
+    remedy
+        What to do, '' where nothing is to be done.
     """
 
     group: str

@@ -137,11 +137,16 @@ class SnapshotRates(NamedTuple):
 
     Attributes
     ----------
-    tasks_per_s : tasks that ended
-    left_s : s until the open tasks end at this rate, None where nothing tells
-    busy_frac : by device, share of the time in which it ran tasks
-    cores : by device, processors that its worker used, None where unknown
-    link_bytes_per_s : by (from, to)
+    tasks_per_s
+        Tasks that ended.
+    left_s
+        Seconds until the open tasks end at this rate, None where nothing tells.
+    busy_frac
+        By device, share of the time in which it ran tasks.
+    cores
+        By device, processors that its worker used, None where unknown.
+    link_bytes_per_s
+        By (from, to).
     """
 
     tasks_per_s: float

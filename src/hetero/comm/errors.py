@@ -15,7 +15,8 @@ class GroupBrokenError(GroupError):
 
     Attributes
     ----------
-    rank : of that member, None where it is not known
+    rank
+        Of that member, None where it is not known.
     """
 
     def __init__(self, problem: str, *, remedy: str = "", rank: int | None = None) -> None:

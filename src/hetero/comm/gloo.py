@@ -33,7 +33,8 @@ class Gloo:
 
     Parameters
     ----------
-    address : of this member, on which the others reach it
+    address
+        Of this member, on which the others reach it.
 
     Raises
     ------

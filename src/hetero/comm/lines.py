@@ -45,8 +45,10 @@ class Address(NamedTuple):
 
     Attributes
     ----------
-    key : that whoever dials in shows
-    authority : certificate of the authority that vouches for the hub, in PEM; '' where nothing is encrypted
+    key
+        That whoever dials in shows.
+    authority
+        Certificate of the authority that vouches for the hub, in PEM; '' where nothing is encrypted.
     """
 
     host: str
@@ -239,8 +241,10 @@ class LineServer:
 
     Parameters
     ----------
-    host : address of this host, on which the members reach it
-    certificates : folder of ca.crt, node.crt and node.key, '' to encrypt nothing
+    host
+        Address of this host, on which the members reach it.
+    certificates
+        Folder of ca.crt, node.crt and node.key, '' to encrypt nothing.
 
     Examples
     --------

@@ -35,8 +35,10 @@ class Sending(NamedTuple):
 
     Attributes
     ----------
-    acknowledged_bytes : that have arrived
-    busy_s : time in which some were on their way and the receiver had room, s
+    acknowledged_bytes
+        That have arrived.
+    busy_s
+        Time in which some were on their way and the receiver had room, s.
     """
 
     acknowledged_bytes: int

@@ -50,9 +50,12 @@ class Mesh:
 
     Attributes
     ----------
-    rank, size : this member's number, and how many there are
-    sockets : non-blocking, by rank of the member at the other end
-    addresses : where each member is reached, by rank
+    rank, size
+        This member's number, and how many there are.
+    sockets
+        Non-blocking, by rank of the member at the other end.
+    addresses
+        Where each member is reached, by rank.
     """
 
     def __init__(self, rank: int, sockets: dict[int, socket.socket], addresses: tuple[str, ...]) -> None:
@@ -71,9 +74,12 @@ class Mesh:
 
         Parameters
         ----------
-        address : of this member, on which the others reach it
-        deadline_s : longest wait for the others, s
-        word : under which addresses are exchanged; another one for each mesh of a group
+        address
+            Of this member, on which the others reach it.
+        deadline_s
+            Longest wait for the others, s.
+        word
+            Under which addresses are exchanged; another one for each mesh of a group.
 
         Raises
         ------
@@ -164,9 +170,12 @@ def run_steps(mesh: Mesh, steps: Sequence[Step], row: TensorRow, words: str, op:
 
     Parameters
     ----------
-    words : says what this member takes part in; all members must say the same
-    op : how received numbers are combined with the member's own
-    deadline_s : longest time in which no byte moves, s
+    words
+        Says what this member takes part in; all members must say the same.
+    op
+        How received numbers are combined with the member's own.
+    deadline_s
+        Longest time in which no byte moves, s.
 
     Raises
     ------

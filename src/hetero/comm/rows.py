@@ -28,9 +28,12 @@ class TensorRow(Protocol):
 
     Attributes
     ----------
-    count, itemsize : elements, and bytes of each
-    data : all of them as bytes, writable
-    kind : name of the dtype, the same for a NumPy array and a tensor
+    count, itemsize
+        Elements, and bytes of each.
+    data
+        All of them as bytes, writable.
+    kind
+        Name of the dtype, the same for a NumPy array and a tensor.
     """
 
     count: int

@@ -63,8 +63,10 @@ class SharedSums:
 
     Parameters
     ----------
-    mesh : of connections that nobody else uses
-    memory, view : what all members share, and where it is mapped
+    mesh
+        Of connections that nobody else uses.
+    memory, view
+        What all members share, and where it is mapped.
 
     Notes
     -----
@@ -95,8 +97,10 @@ class SharedSums:
 
         Parameters
         ----------
-        exchange : how the members tell each other where it is
-        deadline_s : longest wait for the others, s
+        exchange
+            How the members tell each other where it is.
+        deadline_s
+            Longest wait for the others, s.
 
         Raises
         ------
@@ -136,7 +140,8 @@ class SharedSums:
 
         Parameters
         ----------
-        words : says what this member takes part in; all members must say the same
+        words
+            Says what this member takes part in; all members must say the same.
 
         Raises
         ------
@@ -305,9 +310,12 @@ class PendingSum:
 
     Attributes
     ----------
-    place : where it lies
-    row : this member's
-    words, op, deadline_s : as given to `SharedSums.start`
+    place
+        Where it lies.
+    row
+        This member's.
+    words, op, deadline_s
+        As given to `SharedSums.start`.
     """
 
     _sums: SharedSums

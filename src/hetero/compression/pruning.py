@@ -149,7 +149,8 @@ def fit_shapes(model: torch.nn.Module, shapes: Mapping[str, Sequence[int]]) -> N
 
     Parameters
     ----------
-    shapes : of the pruned model's parameters and buffers
+    shapes
+        Of the pruned model's parameters and buffers.
     """
     for name, module in model.named_modules():
         prefix = f"{name}." if name else ""

@@ -45,11 +45,13 @@ class DeviceFaults:
 
     Parameters
     ----------
-    lose_node : what is to be done when the content of a memory node is gone: node, time, commands
+    lose_node
+        What is to be done when the content of a memory node is gone: node, time, commands.
 
     Attributes
     ----------
-    restarts : s at which the worker of a device, by index, is to be started again
+    restarts
+        Seconds at which the worker of a device, by index, is to be started again.
     """
 
     def __init__(
@@ -371,7 +373,8 @@ class HangDetector:
 
     Attributes
     ----------
-    sweep_at_s : when attempts are looked at next, inf while no task is open
+    sweep_at_s
+        When attempts are looked at next, inf while no task is open.
     """
 
     def __init__(self, core: CoreState, tasks: TaskLifecycle) -> None:

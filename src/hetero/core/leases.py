@@ -56,7 +56,8 @@ class LeasePool:
 
     Attributes
     ----------
-    lends : True while there are leases, or news of them
+    lends
+        True while there are leases, or news of them.
 
     Notes
     -----
@@ -147,7 +148,8 @@ class LeasePool:
 
         Parameters
         ----------
-        number : of the asker's own choice, > 0 and never used before; 0 takes the next
+        number
+            Of the asker's own choice, > 0 and never used before; 0 takes the next.
         """
         number = number or self._next
         self._next = max(self._next, number) + 1
@@ -410,9 +412,12 @@ def chosen_together(
 
     Parameters
     ----------
-    devices : candidates, the preferred ones first
-    share : '' for nothing, a scope as 'host' or 'numa', or 'link:KIND' that joins each two
-    best : True takes those with the fastest connections, where these are known; False the first ones
+    devices
+        Candidates, the preferred ones first.
+    share
+        '' for nothing, a scope as 'host' or 'numa', or 'link:KIND' that joins each two.
+    best
+        True takes those with the fastest connections, where these are known; False the first ones.
 
     Notes
     -----

@@ -35,14 +35,22 @@ class CoreState:
 
     Attributes
     ----------
-    rules : the bounds on waiting
-    cost : learns and estimates run times
-    fleet, rows, replicas, pool : devices, estimates, data items, leases
-    placer : ready and placed tasks, and the policy
-    eligibility : which device may run what
-    quarantine : classes of tasks that workers died of
-    tasks : open tasks by id
-    leased : open tasks by the number of their lease
+    rules
+        The bounds on waiting.
+    cost
+        Learns and estimates run times.
+    fleet, rows, replicas, pool
+        Devices, estimates, data items, leases.
+    placer
+        Ready and placed tasks, and the policy.
+    eligibility
+        Which device may run what.
+    quarantine
+        Classes of tasks that workers died of.
+    tasks
+        Open tasks by id.
+    leased
+        Open tasks by the number of their lease.
     """
 
     rules: Rules
@@ -65,7 +73,8 @@ class TaskLifecycle:
 
     Attributes
     ----------
-    reduced : True once a device or a package is gone for good, so that ready tasks have to be looked at anew
+    reduced
+        True once a device or a package is gone for good, so that ready tasks have to be looked at anew.
     """
 
     def __init__(self, core: CoreState) -> None:

@@ -279,7 +279,8 @@ class Prefetch:
 
     Parameters
     ----------
-    plan : gives where and when the policy means to run what waits, None where it has no plan
+    plan
+        Gives where and when the policy means to run what waits, None where it has no plan.
     """
 
     def __init__(

@@ -63,15 +63,21 @@ class Machine:
 
     Parameters
     ----------
-    policy : proposes placements
-    cost : learns and estimates run times
-    topology : memory nodes and links
-    rules : bounds on waiting
+    policy
+        Proposes placements.
+    cost
+        Learns and estimates run times.
+    topology
+        Memory nodes and links.
+    rules
+        Bounds on waiting.
 
     Attributes
     ----------
-    tasks, counts : open tasks by id, and what became of the others
-    fleet, rows, replicas, pool, placer, quarantine : the parts of `CoreState`; to be read between two events
+    tasks, counts
+        Open tasks by id, and what became of the others.
+    fleet, rows, replicas, pool, placer, quarantine
+        The parts of `CoreState`; to be read between two events.
 
     Examples
     --------

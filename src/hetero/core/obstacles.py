@@ -19,7 +19,8 @@ def obstacle(device: Device, request: Request, capacity_bytes: int | None) -> st
 
     Parameters
     ----------
-    capacity_bytes : bytes of the device's memory node, or its memory_limit where that is less; None where unknown
+    capacity_bytes
+        Bytes of the device's memory node, or its memory_limit where that is less; None where unknown.
 
     Examples
     --------

@@ -55,9 +55,12 @@ class Placer:
 
     Attributes
     ----------
-    ready, groups : tasks that wait for a device, and those that wait for several at once
-    parked : number of tasks that are placed and not sent
-    deadlines : a heap of (time in s, task id, attempt)
+    ready, groups
+        Tasks that wait for a device, and those that wait for several at once.
+    parked
+        Number of tasks that are placed and not sent.
+    deadlines
+        A heap of (time in s, task id, attempt).
     """
 
     def __init__(

@@ -61,7 +61,8 @@ class PolicyView:
 
     Attributes
     ----------
-    now_s, stalled : s, and whether tasks only wait for others, and none may run beside them
+    now_s, stalled
+        Seconds, and whether tasks only wait for others, and none may run beside them.
     """
 
     def __init__(
@@ -258,8 +259,10 @@ class BestDevice:
 
         Parameters
         ----------
-        arrive_s : shape (n_devices,), s, or None for no time; transfer of the task's inputs to each device
-        inputs : ids of the task's inputs
+        arrive_s
+            Shape (n_devices,), s, or None for no time; transfer of the task's inputs to each device.
+        inputs
+            Ids of the task's inputs.
 
         Notes
         -----

@@ -58,18 +58,30 @@ class Suspect:
 
     Attributes
     ----------
-    deaths : workers that it ended since one of its tasks last ended well
-    killers : the tasks that did it
-    failed_trials : tasks that were tried alone and ended their workers, since tasks were last given up untried
-    sound : True when one of its tasks has ended well in this run; then none is given up untried
-    helped, exhausted : tasks that ended well after a retry; tasks that used up their retries
-    width : tasks that may be let go at once, fewer than `WIDE` while tasks are held back
-    out : ids of the tasks that were let go and are not over
-    held : tasks that are held back, in the order in which they became ready
-    retries : those that ended a worker; they follow when no other is held back
-    turn : where the next of those held back is taken from: first, last, middle in turn
-    recall : what a death asks for: "ready", all ready tasks to be held back; "out", those that were let go; or ""
-    reason : how the last worker ended
+    deaths
+        Workers that it ended since one of its tasks last ended well.
+    killers
+        The tasks that did it.
+    failed_trials
+        Tasks that were tried alone and ended their workers, since tasks were last given up untried.
+    sound
+        True when one of its tasks has ended well in this run; then none is given up untried.
+    helped, exhausted
+        Tasks that ended well after a retry; tasks that used up their retries.
+    width
+        Tasks that may be let go at once, fewer than `WIDE` while tasks are held back.
+    out
+        Ids of the tasks that were let go and are not over.
+    held
+        Tasks that are held back, in the order in which they became ready.
+    retries
+        Those that ended a worker; they follow when no other is held back.
+    turn
+        Where the next of those held back is taken from: first, last, middle in turn.
+    recall
+        What a death asks for: "ready", all ready tasks to be held back; "out", those that were let go; or "".
+    reason
+        How the last worker ended.
     """
 
     __slots__ = (
@@ -212,8 +224,10 @@ class Quarantine:
 
     Attributes
     ----------
-    suspects : by signature and size class; empty as long as no worker has died of a task
-    due : those whose tasks are to be let go, tried or given up
+    suspects
+        By signature and size class; empty as long as no worker has died of a task.
+    due
+        Those whose tasks are to be let go, tried or given up.
     """
 
     def __init__(self) -> None:

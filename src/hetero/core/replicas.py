@@ -26,15 +26,24 @@ class Item:
 
     Attributes
     ----------
-    valid : nodes with a finished replica, in the order of their arrival
-    arriving : nodes to which a transfer is under way, with the node that it comes from
-    failed : nodes to which a transfer failed; nothing is sent there ahead of its task any more
-    pins : per node, how many placed tasks need the replica there
-    producer : the task that can compute it again, None where it came from outside
-    heirs : items that would need this one to be computed again
-    claims : tasks that run again and need it for that
-    awaited : True while it is computed again
-    released : True when nobody outside holds it; without a replica only its task is remembered, for its heirs
+    valid
+        Nodes with a finished replica, in the order of their arrival.
+    arriving
+        Nodes to which a transfer is under way, with the node that it comes from.
+    failed
+        Nodes to which a transfer failed; nothing is sent there ahead of its task any more.
+    pins
+        Per node, how many placed tasks need the replica there.
+    producer
+        The task that can compute it again, None where it came from outside.
+    heirs
+        Items that would need this one to be computed again.
+    claims
+        Tasks that run again and need it for that.
+    awaited
+        True while it is computed again.
+    released
+        True when nobody outside holds it; without a replica only its task is remembered, for its heirs.
     """
 
     __slots__ = (
@@ -76,8 +85,10 @@ class TransferCosts:
 
     Parameters
     ----------
-    topology : the links
-    items : every data item by its id; others add to it
+    topology
+        The links.
+    items
+        Every data item by its id; others add to it.
     """
 
     def __init__(self, topology: Topology, items: Mapping[int, Item]) -> None:
@@ -161,11 +172,16 @@ class Replicas:
 
     Attributes
     ----------
-    costs : seconds that items take from node to node
-    next_reads : returns, for a node, when which items are read there next; None where nobody plans
-    settled : transfers that are over, well or not
-    used, peak : bytes by node
-    moved : transfers that finished and their bytes, by (from, to)
+    costs
+        Seconds that items take from node to node.
+    next_reads
+        Returns, for a node, when which items are read there next; None where nobody plans.
+    settled
+        Transfers that are over, well or not.
+    used, peak
+        Bytes by node.
+    moved
+        Transfers that finished and their bytes, by (from, to).
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -242,7 +258,8 @@ class Replicas:
 
         Parameters
         ----------
-        extra_bytes : bytes reserved for the task itself
+        extra_bytes
+            Bytes reserved for the task itself.
 
         Returns
         -------

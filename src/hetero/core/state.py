@@ -77,14 +77,21 @@ class Rules:
 
     Attributes
     ----------
-    restarts : times that a worker which died is started again at once, having finished no task meanwhile …
-    restart_s, restart_max_s : … and s to wait then, twice as long each time, up to the second
-    steady_s : a worker that was up for this long has not died in a row with those before it
-    stall_s, stall_factor : an attempt that has run longer than stall_s + stall_factor × its pessimistic
-        estimate is given up and tried again; without a measured estimate it is never given up
-    sweep_s : s between two looks for such attempts
-    recheck_s : s after which an idle device is considered again although the policy left it idle
-    stuck_s : s after which nested tasks that find no room are given up, where nothing runs any more
+    restarts
+        Times that a worker which died is started again at once, having finished no task meanwhile ….
+    restart_s, restart_max_s
+        … and s to wait then, twice as long each time, up to the second.
+    steady_s
+        A worker that was up for this long has not died in a row with those before it.
+    stall_s, stall_factor
+        An attempt that has run longer than stall_s + stall_factor × its pessimistic estimate is given up and tried
+        again; without a measured estimate it is never given up.
+    sweep_s
+        Seconds between two looks for such attempts.
+    recheck_s
+        Seconds after which an idle device is considered again although the policy left it idle.
+    stuck_s
+        Seconds after which nested tasks that find no room are given up, where nothing runs any more.
     """
 
     restarts: int = 4
@@ -115,8 +122,10 @@ class CoreTimer:
 
     Attributes
     ----------
-    now_s : time of the event that is being handled
-    due_s : when the core is to be woken, inf for never
+    now_s
+        Time of the event that is being handled.
+    due_s
+        When the core is to be woken, inf for never.
     """
 
     __slots__ = ("due_s", "now_s")
@@ -159,19 +168,32 @@ class Row:
 
     Attributes
     ----------
-    seconds : shape (n_devices,), s
-    best : index of the fastest device, -1 when there is none
-    best_s : s, the estimate there
-    known : True when the estimate on the fastest device rests on measurements
-    measured : True when that on any device does
-    high_s : s, a pessimistic run time on the slowest device that is estimated
-    out_bytes : bytes of the largest result seen, -1 before the first
-    plain : whether the request is
-    count : tasks of this class that were handed in
-    ended_well : True when a task of this class was finished in this run
-    waits : True when a task of this class was suspended in this run
-    deadly : True when a task of about this class, whatever it asked for, ended its worker in this run
-    back : transfer time of a result to the best device, shape (n_devices,), s, and the round in which it was worked out
+    seconds
+        Shape (n_devices,), s.
+    best
+        Index of the fastest device, -1 when there is none.
+    best_s
+        Seconds, the estimate there.
+    known
+        True when the estimate on the fastest device rests on measurements.
+    measured
+        True when that on any device does.
+    high_s
+        Seconds, a pessimistic run time on the slowest device that is estimated.
+    out_bytes
+        Bytes of the largest result seen, -1 before the first.
+    plain
+        Whether the request is.
+    count
+        Tasks of this class that were handed in.
+    ended_well
+        True when a task of this class was finished in this run.
+    waits
+        True when a task of this class was suspended in this run.
+    deadly
+        True when a task of about this class, whatever it asked for, ended its worker in this run.
+    back
+        Transfer time of a result to the best device, shape (n_devices,), s, and the round in which it was worked out.
     """
 
     __slots__ = (
@@ -243,19 +265,32 @@ class TaskState:
 
     Attributes
     ----------
-    above : the task that submitted it, None for the program
-    stray : True when it may run on top of a task that it is not nested in, since nothing else would let one go on
-    awaits, resumes : of a suspended task, the one whose end lets it go on, 0 for any of several; whether it has ended
-    woken_s : when one that it submitted ended last while it waited for any of several
-    children : the open tasks that its attempt submitted, None before the first
-    born, place : how many tasks its attempt submitted, and which of its parent's it is itself, from 1
-    endangered : workers that died under it of a task that it submitted, or one of those
-    alone : True when it is sent in a message of its own, so that a death of its worker shows whose fault it was
-    crashes : workers that died of it, and hangs
-    died_on : index of the device on which it last killed a worker, -1 for none
-    avoided : indices of the devices on which its worker died twice running: it goes elsewhere where it may
-    unexplained : workers that died between tasks with it at the head of what was sent to them
-    recomputed, lost : whether it runs again for a result that was lost, and how often that happened
+    above
+        The task that submitted it, None for the program.
+    stray
+        True when it may run on top of a task that it is not nested in, since nothing else would let one go on.
+    awaits, resumes
+        Of a suspended task, the one whose end lets it go on, 0 for any of several; whether it has ended.
+    woken_s
+        When one that it submitted ended last while it waited for any of several.
+    children
+        The open tasks that its attempt submitted, None before the first.
+    born, place
+        How many tasks its attempt submitted, and which of its parent's it is itself, from 1.
+    endangered
+        Workers that died under it of a task that it submitted, or one of those.
+    alone
+        True when it is sent in a message of its own, so that a death of its worker shows whose fault it was.
+    crashes
+        Workers that died of it, and hangs.
+    died_on
+        Index of the device on which it last killed a worker, -1 for none.
+    avoided
+        Indices of the devices on which its worker died twice running: it goes elsewhere where it may.
+    unexplained
+        Workers that died between tasks with it at the head of what was sent to them.
+    recomputed, lost
+        Whether it runs again for a result that was lost, and how often that happened.
     """
 
     __slots__ = (
@@ -373,18 +408,30 @@ class DeviceState:
 
     Attributes
     ----------
-    sent : attempts at the worker in their order, each with the batch that it travelled in
-    placed : tasks that wait in the core, for their inputs or for room
-    batches : `Run` commands that are not answered in full
-    held_by : id of the group that waits for this device, 0 for none
-    suspended : attempts that wait at the worker, each on top of the one before: only the last may go on
-    stopping : attempts that were ordered to stop and have not answered
-    finished, busy_s : tasks that it finished, and the seconds that they took
-    deaths : times that its worker died of no task since it last finished one, or was up for long; see `Rules`
-    up_s : when its worker last became ready
-    started_s : when the first of `sent` became the first
-    lost : why it was given up, for people
-    told : why its worker did not start, as the user was told; '' once it did
+    sent
+        Attempts at the worker in their order, each with the batch that it travelled in.
+    placed
+        Tasks that wait in the core, for their inputs or for room.
+    batches
+        `Run` commands that are not answered in full.
+    held_by
+        Id of the group that waits for this device, 0 for none.
+    suspended
+        Attempts that wait at the worker, each on top of the one before: only the last may go on.
+    stopping
+        Attempts that were ordered to stop and have not answered.
+    finished, busy_s
+        Tasks that it finished, and the seconds that they took.
+    deaths
+        Times that its worker died of no task since it last finished one, or was up for long; see `Rules`.
+    up_s
+        When its worker last became ready.
+    started_s
+        When the first of `sent` became the first.
+    lost
+        Why it was given up, for people.
+    told
+        Why its worker did not start, as the user was told; '' once it did.
     """
 
     __slots__ = (

@@ -88,9 +88,12 @@ def advance(above: object, strip: object, below: object, steps: int, rate: float
 
     Parameters
     ----------
-    above, strip, below : neighbouring strips of at least `steps` rows
-    steps : number of steps
-    rate : diffusivity · time step / spacing², at most 1/4
+    above, strip, below
+        Neighbouring strips of at least `steps` rows.
+    steps
+        Number of steps.
+    rate
+        Diffusivity · time step / spacing², at most 1/4.
 
     Notes
     -----
@@ -112,9 +115,12 @@ class Checked:
 
     Attributes
     ----------
-    against : what it was compared with
-    error_frac : largest difference / largest value of the reference
-    allowed_frac : the most that rounding explains
+    against
+        What it was compared with.
+    error_frac
+        Largest difference / largest value of the reference.
+    allowed_frac
+        The most that rounding explains.
     """
 
     against: str
@@ -132,9 +138,12 @@ class DemoJob(Protocol):
 
     Attributes
     ----------
-    name : for people, short
-    unit : what its work is counted in, as in 'FLOP'
-    functions : names of its tasks
+    name
+        For people, short.
+    unit
+        What its work is counted in, as in 'FLOP'.
+    functions
+        Names of its tasks.
     """
 
     name: str
@@ -170,9 +179,12 @@ class Cholesky:
 
     Attributes
     ----------
-    size : rows of the matrix, a multiple of the tile
-    tile : rows of a tile
-    dtype : 'float64' or 'float32'
+    size
+        Rows of the matrix, a multiple of the tile.
+    tile
+        Rows of a tile.
+    dtype
+        'float64' or 'float32'.
 
     Notes
     -----
@@ -267,12 +279,18 @@ class Diffusion:
 
     Attributes
     ----------
-    field : shape (rows, columns)
-    strips : number of strips; divides the rows, and leaves each at least `steps` rows
-    steps : steps of one task
-    rounds : tasks of one strip, one after the other
-    origin : what the field is, for people
-    rate : diffusivity · time step / spacing²
+    field
+        Shape (rows, columns).
+    strips
+        Number of strips; divides the rows, and leaves each at least `steps` rows.
+    steps
+        Steps of one task.
+    rounds
+        Tasks of one strip, one after the other.
+    origin
+        What the field is, for people.
+    rate
+        Diffusivity · time step / spacing².
     """
 
     field: Array

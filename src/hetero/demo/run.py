@@ -77,13 +77,19 @@ def run(
 
     Parameters
     ----------
-    config, devices : the fleet, as `hetero.Context` takes it; this host's devices where neither is given,
-        one of them throttled where all are equal
-    size : rows of the matrix, a multiple of 192 from 384 to 24,576; the field has a third as many
-    field : file with a field to let diffuse, a synthetic one where none is given
-    trace : file of the trace; below HETERO_HOME where none is given, in a temporary folder where that cannot be written
-    quiet : True prints nothing
-    **options : further options of `hetero.Context`
+    config, devices
+        The fleet, as `hetero.Context` takes it; this host's devices where neither is given, one of them throttled where
+        all are equal.
+    size
+        Rows of the matrix, a multiple of 192 from 384 to 24,576; the field has a third as many.
+    field
+        File with a field to let diffuse, a synthetic one where none is given.
+    trace
+        File of the trace; below HETERO_HOME where none is given, in a temporary folder where that cannot be written.
+    quiet
+        True prints nothing.
+    **options
+        Further options of `hetero.Context`.
 
     Returns
     -------
@@ -320,8 +326,10 @@ def read_field(path: Path, size: int) -> NDArray[np.float64]:
 
     Parameters
     ----------
-    path : a NumPy file, or a NetCDF-3 file, of which the largest variable's first layer is taken
-    size : rows and columns of the result; a larger field is cut
+    path
+        A NumPy file, or a NetCDF-3 file, of which the largest variable's first layer is taken.
+    size
+        Rows and columns of the result; a larger field is cut.
 
     Raises
     ------
@@ -367,8 +375,10 @@ class DemoPrinter:
 
     Parameters
     ----------
-    quiet : True for nothing at all
-    console : where to; standard output where none is given
+    quiet
+        True for nothing at all.
+    console
+        Where to; standard output where none is given.
     """
 
     def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
@@ -476,13 +486,19 @@ class DeviceResult:
 
     Attributes
     ----------
-    device : id without the host, as in 'cpu:0'
-    name : what the maker calls it, with its throttle
-    alone_s : s of the whole job on this device, or on one that is equal to it; for the fastest the mean of
-        two runs, one before and one after all devices worked together
-    speed : units of work a second, alone
-    tasks : number of tasks that it ran when all devices worked together
-    busy_s : s in these tasks
+    device
+        Id without the host, as in 'cpu:0'.
+    name
+        What the maker calls it, with its throttle.
+    alone_s
+        Seconds of the whole job on this device, or on one that is equal to it; for the fastest the mean of two runs,
+        one before and one after all devices worked together.
+    speed
+        Units of work a second, alone.
+    tasks
+        Number of tasks that it ran when all devices worked together.
+    busy_s
+        Seconds in these tasks.
     """
 
     device: str
@@ -499,14 +515,22 @@ class JobResult:
 
     Attributes
     ----------
-    name, title, unit : of the job
-    work : in units
-    tasks : number of tasks
-    makespan_s : s from the first submission to the last result
-    bytes_moved : bytes that travelled between memory nodes
-    devices : the devices that took part
-    checked : the comparison with another library
-    functions : names of its tasks in the trace
+    name, title, unit
+        Of the job.
+    work
+        In units.
+    tasks
+        Number of tasks.
+    makespan_s
+        Seconds from the first submission to the last result.
+    bytes_moved
+        Bytes that travelled between memory nodes.
+    devices
+        The devices that took part.
+    checked
+        The comparison with another library.
+    functions
+        Names of its tasks in the trace.
     """
 
     name: str
@@ -556,9 +580,12 @@ class DemoResult:
 
     Attributes
     ----------
-    jobs : the jobs, in the order in which they ran
-    notes : what a reader must know of the devices, a line each
-    trace : where the trace lies
+    jobs
+        The jobs, in the order in which they ran.
+    notes
+        What a reader must know of the devices, a line each.
+    trace
+        Where the trace lies.
     """
 
     jobs: tuple[JobResult, ...]

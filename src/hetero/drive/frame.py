@@ -78,31 +78,55 @@ class Frame:
 
     Attributes
     ----------
-    device : the device that runs it
-    backend : the open back end of that device
-    task, attempt : ids
-    task_key : names the task's number and its checkpoints, '' for none
-    channel : how to talk to the other members of a group task, None outside of one
-    used_namespace : True once the task asked for the device's array namespace
-    loops : where its resumable loops stand, None before the first
-    talk : how it takes part in collectives, None before the first; closed when the attempt ends
-    throttled_cpu_s : CPU seconds after which the task has slept by itself, as the device's throttle asks
-    began_s : s of this host's monotonic clock at which the call began
-    notes : collectives, checkpoints and nested tasks of the attempt, with times since `began_s`
-    late : make further notes once the attempt has ended, None for nothing to tell
-    state : what the worker keeps for its tasks, the same dict for all of them
-    spread : has nested tasks run on any device, None where all of them run here
-    inside : runs a nested call in a frame of its own, None where no task can be nested
-    path, root_key : of a nested task, how its ancestors came to submit it, and the key of the outermost of them
-    kept_path : the same path by what the calls compute
-    item : of a chunk of a map, which of its items runs, -1 outside of one
-    depth : how many tasks it is nested in
-    children : how many tasks of each name, and of each name and identity, it has submitted, None before the first
-    profile : by what the attempt is to be profiled: 'torch' or ''
-    timing : the clock of the attempt, None where the engine keeps none
-    found : what a task with variables or a seed of its own has found, for those that run on top of it
-    own : gives the attempt a copy of an argument that it may change, where arguments are private already: one that lies
-        where its result will; None where there is no such place
+    device
+        The device that runs it.
+    backend
+        The open back end of that device.
+    task, attempt
+        Ids.
+    task_key
+        Names the task's number and its checkpoints, '' for none.
+    channel
+        How to talk to the other members of a group task, None outside of one.
+    used_namespace
+        True once the task asked for the device's array namespace.
+    loops
+        Where its resumable loops stand, None before the first.
+    talk
+        How it takes part in collectives, None before the first; closed when the attempt ends.
+    throttled_cpu_s
+        CPU seconds after which the task has slept by itself, as the device's throttle asks.
+    began_s
+        Seconds of this host's monotonic clock at which the call began.
+    notes
+        Collectives, checkpoints and nested tasks of the attempt, with times since `began_s`.
+    late
+        Make further notes once the attempt has ended, None for nothing to tell.
+    state
+        What the worker keeps for its tasks, the same dict for all of them.
+    spread
+        Has nested tasks run on any device, None where all of them run here.
+    inside
+        Runs a nested call in a frame of its own, None where no task can be nested.
+    path, root_key
+        Of a nested task, how its ancestors came to submit it, and the key of the outermost of them.
+    kept_path
+        The same path by what the calls compute.
+    item
+        Of a chunk of a map, which of its items runs, -1 outside of one.
+    depth
+        How many tasks it is nested in.
+    children
+        How many tasks of each name, and of each name and identity, it has submitted, None before the first.
+    profile
+        By what the attempt is to be profiled: 'torch' or ''.
+    timing
+        The clock of the attempt, None where the engine keeps none.
+    found
+        What a task with variables or a seed of its own has found, for those that run on top of it.
+    own
+        Gives the attempt a copy of an argument that it may change, where arguments are private already: one that lies
+        where its result will; None where there is no such place.
     """
 
     device: Device
@@ -265,7 +289,8 @@ class _Following:
 
     Attributes
     ----------
-    needs : how many need that
+    needs
+        How many need that.
     """
 
     def __init__(self) -> None:

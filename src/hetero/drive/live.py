@@ -52,21 +52,33 @@ class Driver(Loop):
 
     Parameters
     ----------
-    devices : the fleet
-    topology : memory nodes and links
-    engine : executes; started by `start`
-    worker : the workers' entry point, handed to the engine
-    policy : proposes placements
-    cost : learns run times
-    clock : time of the events
-    trace : takes every event and command, None for no trace
-    warn : takes one line for the user
-    split : cuts a task that ran out of memory, given its id; False when it cannot be cut
-    watch : True reports twice a second how much of each device others use
+    devices
+        The fleet.
+    topology
+        Memory nodes and links.
+    engine
+        Executes; started by `start`.
+    worker
+        The workers' entry point, handed to the engine.
+    policy
+        Proposes placements.
+    cost
+        Learns run times.
+    clock
+        Time of the events.
+    trace
+        Takes every event and command, None for no trace.
+    warn
+        Takes one line for the user.
+    split
+        Cuts a task that ran out of memory, given its id; False when it cannot be cut.
+    watch
+        True reports twice a second how much of each device others use.
 
     Attributes
     ----------
-    new_id : give an id for a task or a data item
+    new_id
+        Give an id for a task or a data item.
     """
 
     def __init__(
@@ -119,8 +131,10 @@ class Driver(Loop):
 
         Parameters
         ----------
-        task, call : what the core sees of it, and what a worker needs
-        sink : takes the outcome; None keeps the sink of a task of the same id that is being cut into parts
+        task, call
+            What the core sees of it, and what a worker needs.
+        sink
+            Takes the outcome; None keeps the sink of a task of the same id that is being cut into parts.
 
         Raises
         ------
@@ -340,7 +354,8 @@ class NestedTasks:
 
     Attributes
     ----------
-    timeout_s : of tasks that have no limit of their own, 0 for none
+    timeout_s
+        Of tasks that have no limit of their own, 0 for none.
     """
 
     def __init__(self, driver: Driver) -> None:

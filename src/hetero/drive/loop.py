@@ -65,12 +65,15 @@ class Recorder:
 
     Parameters
     ----------
-    machine, clock : of the run
-    sink : takes every record, None for nobody yet
+    machine, clock
+        Of the run.
+    sink
+        Takes every record, None for nobody yet.
 
     Attributes
     ----------
-    write : takes a record; None while nobody listens
+    write
+        Takes a record; None while nobody listens.
     """
 
     def __init__(self, machine: Machine, clock: Clock, sink: TraceSink | None) -> None:
@@ -132,9 +135,12 @@ class Explanation(NamedTuple):
 
     Attributes
     ----------
-    device : id
-    estimate : the estimate, None where the device cannot run the task
-    reason : why it cannot, '' where it can
+    device
+        Id.
+    estimate
+        The estimate, None where the device cannot run the task.
+    reason
+        Why it cannot, '' where it can.
     """
 
     device: str
@@ -172,17 +178,25 @@ class Loop:
 
     Parameters
     ----------
-    machine : the core
-    engine : executes
-    clock : time of the events
-    trace : takes every event and command, None for no trace
-    warn : takes one line for the user
-    split : cuts a task that ran out of memory, given its id; False when it cannot be cut
-    watch : measures how much of each device others use, None for not at all
+    machine
+        The core.
+    engine
+        Executes.
+    clock
+        Time of the events.
+    trace
+        Takes every event and command, None for no trace.
+    warn
+        Takes one line for the user.
+    split
+        Cuts a task that ran out of memory, given its id; False when it cannot be cut.
+    watch
+        Measures how much of each device others use, None for not at all.
 
     Attributes
     ----------
-    release : take note that nobody holds an item; may be called by the garbage collector at any point
+    release
+        Take note that nobody holds an item; may be called by the garbage collector at any point.
     """
 
     def __init__(
@@ -523,8 +537,10 @@ class Timer:
 
     Parameters
     ----------
-    clock : the time that `set` refers to
-    tick : called from the timer's thread; must not raise
+    clock
+        The time that `set` refers to.
+    tick
+        Called from the timer's thread; must not raise.
     """
 
     def __init__(self, clock: Clock, tick: Callable[[float, bool], None]) -> None:

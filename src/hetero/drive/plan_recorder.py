@@ -24,7 +24,8 @@ class PlanRecorder:
 
     Parameters
     ----------
-    machine : the core
+    machine
+        The core.
 
     Notes
     -----

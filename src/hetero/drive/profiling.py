@@ -38,7 +38,8 @@ class Profiled:
 
     Parameters
     ----------
-    function : what is called; with an attribute `profiles_itself` that is True it is only told
+    function
+        What is called; with an attribute `profiles_itself` that is True it is only told.
     """
 
     def __init__(self, function: Callable[..., object]) -> None:
@@ -61,7 +62,8 @@ class TorchProfile:
 
     Parameters
     ----------
-    frame : of the attempt; gets the note
+    frame
+        Of the attempt; gets the note.
     """
 
     def __init__(self, frame: Frame) -> None:
@@ -158,7 +160,8 @@ class Profiling:
 
     Parameters
     ----------
-    profiler : 'torch'
+    profiler
+        'torch'.
 
     Raises
     ------

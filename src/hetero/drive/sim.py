@@ -112,16 +112,26 @@ def simulate(
 
     Parameters
     ----------
-    program, fleet : what is run, and on what
-    truth : how long a task really takes on a device, s
-    policy : its name, or the policy itself
-    cost : what is known of run times and of the bytes of results beforehand; None for nothing
-    topology : memory nodes and links, None for one memory
-    seed : decides every chance
-    costs, faults : what things cost, and what goes wrong; None for as little as possible
-    hooks : are told what happens
-    rules : the core's bounds on waiting
-    check_every : events between two full checks of the invariants; what can be counted is checked at each
+    program, fleet
+        What is run, and on what.
+    truth
+        How long a task really takes on a device, s.
+    policy
+        Its name, or the policy itself.
+    cost
+        What is known of run times and of the bytes of results beforehand; None for nothing.
+    topology
+        Memory nodes and links, None for one memory.
+    seed
+        Decides every chance.
+    costs, faults
+        What things cost, and what goes wrong; None for as little as possible.
+    hooks
+        Are told what happens.
+    rules
+        The core's bounds on waiting.
+    check_every
+        Events between two full checks of the invariants; what can be counted is checked at each.
 
     Raises
     ------
@@ -477,10 +487,14 @@ class LeaseActions(NamedTuple):
 
     Attributes
     ----------
-    at : puts a call into the queue, so many s from now
-    handle : hands an event to the core
-    submit : hands in a task
-    now_s : gives the time
+    at
+        Puts a call into the queue, so many s from now.
+    handle
+        Hands an event to the core.
+    submit
+        Hands in a task.
+    now_s
+        Gives the time.
     """
 
     at: Callable[[float, Callable[[], None]], None]
@@ -494,8 +508,10 @@ class SimLeases:
 
     Attributes
     ----------
-    open : leases that are not over, those among them that are not asked for yet
-    told : what was told of each, in order
+    open
+        Leases that are not over, those among them that are not asked for yet.
+    told
+        What was told of each, in order.
 
     Raises
     ------

@@ -45,13 +45,20 @@ class Costs(NamedTuple):
 
     Attributes
     ----------
-    noise : standard deviation of the logarithm of run times; 0 for none
-    launch_s : s of a worker's time per attempt, beyond the truth
-    start_s : s until a worker that is started takes tasks
-    starts_s : the same by device id, where devices differ; those that are not named take `start_s`
-    notice_s : s until the loss of a worker is noticed
-    shared : True when transfers over one link or bus follow one another; else each has it alone
-    tick_s : s between two times at which the core hears what happened; 0 tells it everything at once
+    noise
+        Standard deviation of the logarithm of run times; 0 for none.
+    launch_s
+        Seconds of a worker's time per attempt, beyond the truth.
+    start_s
+        Seconds until a worker that is started takes tasks.
+    starts_s
+        The same by device id, where devices differ; those that are not named take `start_s`.
+    notice_s
+        Seconds until the loss of a worker is noticed.
+    shared
+        True when transfers over one link or bus follow one another; else each has it alone.
+    tick_s
+        Seconds between two times at which the core hears what happened; 0 tells it everything at once.
     """
 
     noise: float = 0.0
@@ -121,19 +128,29 @@ class SimEngine:
 
     Parameters
     ----------
-    fleet, truth, topology, costs, faults : what is simulated
-    dice : draws every chance
-    at : puts a call into the simulation's queue, `delay_s` from now
-    post : hands an event to the core, now
-    now_s : gives the time
-    task_of : gives the task of an id, and the bytes of its result
-    nested : what the attempts at a task submit, by its id
-    submit : hands that in for an attempt; gives the ids
+    fleet, truth, topology, costs, faults
+        What is simulated.
+    dice
+        Draws every chance.
+    at
+        Puts a call into the simulation's queue, `delay_s` from now.
+    post
+        Hands an event to the core, now.
+    now_s
+        Gives the time.
+    task_of
+        Gives the task of an id, and the bytes of its result.
+    nested
+        What the attempts at a task submit, by its id.
+    submit
+        Hands that in for an attempt; gives the ids.
 
     Attributes
     ----------
-    present : the data items on each memory node
-    happened : how often each fault happened
+    present
+        The data items on each memory node.
+    happened
+        How often each fault happened.
     """
 
     def __init__(

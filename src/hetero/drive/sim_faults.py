@@ -33,9 +33,12 @@ class Slowdown:
 
     Attributes
     ----------
-    at_s : s
-    device : id
-    factor : > 0; 1 is its first speed
+    at_s
+        Seconds.
+    device
+        Id.
+    factor
+        > 0; 1 is its first speed.
     """
 
     at_s: float
@@ -49,8 +52,10 @@ class Loss:
 
     Attributes
     ----------
-    at_s : s
-    device : id
+    at_s
+        Seconds.
+    device
+        Id.
     """
 
     at_s: float
@@ -63,23 +68,38 @@ class Faults:
 
     Attributes
     ----------
-    crash, hang, exception, out_of_memory : probability per attempt; a crash takes the worker with it, a hang
-        never ends by itself
-    transfer : probability that a copy does not happen
-    poison, poison_names : ids and names of tasks that end the worker of each of their attempts
-    start : probability that a worker does not start; a device whose worker did not start three times running is lost
-    duplicate : probability that an event is told twice
-    late : probability that news of an attempt reach the core only after its worker was lost
-    cancel : probability that a task is cancelled while it is open
-    replaced : probability that stopping an attempt takes a new worker; a hanging one always does
-    kill_every_s : s between two kills of a worker chosen at random, 0 for none
-    permanent : probability that a kill loses the device for good …
-    back_s : … until it is added again after this many s, 0 for never
-    absent : (function, device label) where a package is missing that the function imports
-    out_of_memory_size : tasks of a larger size run out of memory everywhere
-    slowdowns : changes of speed
-    losses : devices that are lost for good at a time
-    utilisation_every_s : s between two reports of use by others, 0 for none
+    crash, hang, exception, out_of_memory
+        Probability per attempt; a crash takes the worker with it, a hang never ends by itself.
+    transfer
+        Probability that a copy does not happen.
+    poison, poison_names
+        Ids and names of tasks that end the worker of each of their attempts.
+    start
+        Probability that a worker does not start; a device whose worker did not start three times running is lost.
+    duplicate
+        Probability that an event is told twice.
+    late
+        Probability that news of an attempt reach the core only after its worker was lost.
+    cancel
+        Probability that a task is cancelled while it is open.
+    replaced
+        Probability that stopping an attempt takes a new worker; a hanging one always does.
+    kill_every_s
+        Seconds between two kills of a worker chosen at random, 0 for none.
+    permanent
+        Probability that a kill loses the device for good ….
+    back_s
+        … until it is added again after this many s, 0 for never.
+    absent
+        (function, device label) where a package is missing that the function imports.
+    out_of_memory_size
+        Tasks of a larger size run out of memory everywhere.
+    slowdowns
+        Changes of speed.
+    losses
+        Devices that are lost for good at a time.
+    utilisation_every_s
+        Seconds between two reports of use by others, 0 for none.
     """
 
     crash: float = 0.0
@@ -162,12 +182,18 @@ class FaultInjector:
 
     Parameters
     ----------
-    fleet : by id
-    machine, engine, dice : of the simulation
-    faults : what goes wrong
-    chore : puts a call into the simulation's queue that no task waits for
-    handle : hands an event to the core
-    now_s : gives the time
+    fleet
+        By id.
+    machine, engine, dice
+        Of the simulation.
+    faults
+        What goes wrong.
+    chore
+        Puts a call into the simulation's queue that no task waits for.
+    handle
+        Hands an event to the core.
+    now_s
+        Gives the time.
     """
 
     def __init__(

@@ -22,11 +22,15 @@ class SimTask(NamedTuple):
 
     Attributes
     ----------
-    task : as the core sees it
-    at_s : when it is handed in, ascending in a program
-    nbytes : bytes of its result, which stay on the memory node of the device; 0 for a small value
-    nested : what each attempt at it submits as it begins and waits for half-way; their ids and parents are set then.
-        In an exclusive task, and in one of several devices, they run at once, as a part of it.
+    task
+        As the core sees it.
+    at_s
+        When it is handed in, ascending in a program.
+    nbytes
+        Bytes of its result, which stay on the memory node of the device; 0 for a small value.
+    nested
+        What each attempt at it submits as it begins and waits for half-way; their ids and parents are set then. In an
+        exclusive task, and in one of several devices, they run at once, as a part of it.
     """
 
     task: Task
@@ -40,11 +44,16 @@ class SimLease(NamedTuple):
 
     Attributes
     ----------
-    number : > 0, its own
-    wish : what is asked for
-    at_s : when
-    tasks : handed in once it is granted, at times that count from then
-    held_s : s from then after which it is given back, once its tasks have ended; inf only where the wish expires
+    number
+        > 0, its own.
+    wish
+        What is asked for.
+    at_s
+        When.
+    tasks
+        Handed in once it is granted, at times that count from then.
+    held_s
+        Seconds from then after which it is given back, once its tasks have ended; inf only where the wish expires.
     """
 
     number: int
@@ -69,12 +78,16 @@ class Program:
 
     Attributes
     ----------
-    tasks : in the order in which they are handed in; may be a generator
-    items : (id, bytes) of the values that lie on the host from the start
-    together : True hands in whatever is due at one time at once, so that a policy sees all of it
-    released_after : a result is released when this many further tasks were handed in and no open task reads it;
-        0 keeps them all
-    leases : what it leases
+    tasks
+        In the order in which they are handed in; may be a generator.
+    items
+        (id, bytes) of the values that lie on the host from the start.
+    together
+        True hands in whatever is due at one time at once, so that a policy sees all of it.
+    released_after
+        A result is released when this many further tasks were handed in and no open task reads it; 0 keeps them all.
+    leases
+        What it leases.
     """
 
     tasks: Iterable[SimTask]
@@ -99,18 +112,30 @@ class SimResult:
 
     Attributes
     ----------
-    makespan_s : last outcome minus first submission, s
-    busy_s : s that each device computed
-    finished : attempts whose result counted, per device
-    runs : `Run` and `RunGroup` commands
-    launches : attempts in them
-    commits, failures : per task, the time of its outcome, and why it failed
-    events : how many of each kind the core was told
-    happened : faults and what else the engine counts
-    decisions : every launch, in order
-    warnings : what the user was told
-    leases : what became of each, in order
-    machine : the core as it ended
+    makespan_s
+        Last outcome minus first submission, s.
+    busy_s
+        Seconds that each device computed.
+    finished
+        Attempts whose result counted, per device.
+    runs
+        `Run` and `RunGroup` commands.
+    launches
+        Attempts in them.
+    commits, failures
+        Per task, the time of its outcome, and why it failed.
+    events
+        How many of each kind the core was told.
+    happened
+        Faults and what else the engine counts.
+    decisions
+        Every launch, in order.
+    warnings
+        What the user was told.
+    leases
+        What became of each, in order.
+    machine
+        The core as it ended.
     """
 
     makespan_s: float = 0.0

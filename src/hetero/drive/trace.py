@@ -69,14 +69,19 @@ class TraceWriter:
 
     Parameters
     ----------
-    path : file to write, in place of what was there; a name that ends in '.gz' is compressed as it is written
-    devices, topology, policy, run : what the head of the trace tells about the run
-    clock_origin_s : what the host's monotonic clock showed at second 0 of the run
+    path
+        File to write, in place of what was there; a name that ends in '.gz' is compressed as it is written.
+    devices, topology, policy, run
+        What the head of the trace tells about the run.
+    clock_origin_s
+        What the host's monotonic clock showed at second 0 of the run.
 
     Attributes
     ----------
-    path : the file
-    problem : '' or one line: why writing stopped (a full disk)
+    path
+        The file.
+    problem
+        '' or one line: why writing stopped (a full disk).
 
     Raises
     ------
@@ -225,7 +230,8 @@ class _Encoder:
 
     Attributes
     ----------
-    count : records so far
+    count
+        Records so far.
     """
 
     def __init__(self, with_errors: bool = False) -> None:

@@ -121,11 +121,16 @@ class Layout(NamedTuple):
 
     Attributes
     ----------
-    code : first value of the line; the second is the time in s
-    record : the class
-    columns : what follows
-    timed : True where the class has its own `at_s`, which is the line's time
-    nested : True where the columns are those of the task in the event's only field
+    code
+        First value of the line; the second is the time in s.
+    record
+        The class.
+    columns
+        What follows.
+    timed
+        True where the class has its own `at_s`, which is the line's time.
+    nested
+        True where the columns are those of the task in the event's only field.
     """
 
     code: str

@@ -27,9 +27,12 @@ class UtilisationWatch:
 
     Parameters
     ----------
-    devices : the fleet
-    pids : gives the process id of each device's worker now
-    clock : time of the events
+    devices
+        The fleet.
+    pids
+        Gives the process id of each device's worker now.
+    clock
+        Time of the events.
 
     Notes
     -----

@@ -354,9 +354,12 @@ def main(data_fd: str, control_fd: str, threads: str, cpus: str) -> None:
 
     Parameters
     ----------
-    data_fd, control_fd : the two sockets to the program
-    threads : how many threads numerical libraries may use, '0' for as many as they like
-    cpus : CPU numbers to be bound to, separated by commas, '' for all
+    data_fd, control_fd
+        The two sockets to the program.
+    threads
+        How many threads numerical libraries may use, '0' for as many as they like.
+    cpus
+        CPU numbers to be bound to, separated by commas, '' for all.
     """
     if cpus:
         platform.bind_to_cpus(map(int, cpus.split(",")))

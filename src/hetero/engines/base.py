@@ -72,11 +72,16 @@ class Function:
 
     Attributes
     ----------
-    key : unique per version of the function: module, name and a digest of the code
-    name : for people
-    default : the plain Python function, None when there are implementations only
-    implementations : function or kernel per device word
-    blob : all of this pickled once, empty until an engine needs it
+    key
+        Unique per version of the function: module, name and a digest of the code.
+    name
+        For people.
+    default
+        The plain Python function, None when there are implementations only.
+    implementations
+        Function or kernel per device word.
+    blob
+        All of this pickled once, empty until an engine needs it.
     """
 
     key: str
@@ -91,11 +96,16 @@ class Nest(NamedTuple):
 
     Attributes
     ----------
-    path, kept_path : how its ancestors came to submit it, by their numbers and by what they compute
-    root_key : the key of the outermost of them
-    depth : how many tasks it is nested in
-    spreads : False where the tasks that it submits run at once in its worker
-    above : the task that waits and on top of which it may run: the one that submitted it, or another; 0 for none
+    path, kept_path
+        How its ancestors came to submit it, by their numbers and by what they compute.
+    root_key
+        The key of the outermost of them.
+    depth
+        How many tasks it is nested in.
+    spreads
+        False where the tasks that it submits run at once in its worker.
+    above
+        The task that waits and on top of which it may run: the one that submitted it, or another; 0 for none.
     """
 
     path: str = ""
@@ -120,10 +130,14 @@ class Ended(NamedTuple):
 
     Attributes
     ----------
-    task : its id
-    seconds : s that it, and those that it submitted, took of their devices
-    load : gives the value, None where it failed
-    failure : why it failed, None where it did not
+    task
+        Its id.
+    seconds
+        Seconds that it, and those that it submitted, took of their devices.
+    load
+        Gives the value, None where it failed.
+    failure
+        Why it failed, None where it did not.
     """
 
     task: int
@@ -137,9 +151,12 @@ class Spread(Protocol):
 
     Attributes
     ----------
-    devices : the fleet
-    out : how many tasks of this worker's were handed in and have not ended, as far as is known here
-    waits : how often a task of this worker has waited for others
+    devices
+        The fleet.
+    out
+        How many tasks of this worker's were handed in and have not ended, as far as is known here.
+    waits
+        How often a task of this worker has waited for others.
     """
 
     devices: tuple[Device, ...]
@@ -203,15 +220,24 @@ class Call:
 
     Attributes
     ----------
-    function : the function
-    args, kwargs : the arguments; an `ItemRef` stands for a data item, also inside containers
-    refs : ids of the items that occur in the arguments
-    encoded : the arguments as an engine's workers need them; set by `Engine.encode`, opaque to others
-    task_key : names the task's checkpoints, the same after a restart of the program; '' keeps none
-    keep : whatever must stay alive until the task ends (the futures among the arguments)
-    nest : how it came to be, and whether the tasks that it submits may run elsewhere
-    names : by id of an item, the number that stands for it in the encoded arguments, where that is another
-    task : what the core sees of it; set by the driver
+    function
+        The function.
+    args, kwargs
+        The arguments; an `ItemRef` stands for a data item, also inside containers.
+    refs
+        Ids of the items that occur in the arguments.
+    encoded
+        The arguments as an engine's workers need them; set by `Engine.encode`, opaque to others.
+    task_key
+        Names the task's checkpoints, the same after a restart of the program; '' keeps none.
+    keep
+        Whatever must stay alive until the task ends (the futures among the arguments).
+    nest
+        How it came to be, and whether the tasks that it submits may run elsewhere.
+    names
+        By id of an item, the number that stands for it in the encoded arguments, where that is another.
+    task
+        What the core sees of it; set by the driver.
     """
 
     function: Function
@@ -231,7 +257,8 @@ class Channel(Protocol):
 
     Attributes
     ----------
-    address : on which members on other hosts reach this one's host, loopback where the engine has one host
+    address
+        On which members on other hosts reach this one's host, loopback where the engine has one host.
     """
 
     rank: int
@@ -252,10 +279,14 @@ class Outcome(NamedTuple):
 
     Attributes
     ----------
-    value : the result; arrays of the device stay where they are when `resident` is True
-    seconds : s on the wall that the function took, throttling included; the engine measures the whole attempt
-    resident : True when the value holds arrays that live on the device's own memory node
-    nbytes : bytes of those arrays
+    value
+        The result; arrays of the device stay where they are when `resident` is True.
+    seconds
+        Seconds on the wall that the function took, throttling included; the engine measures the whole attempt.
+    resident
+        True when the value holds arrays that live on the device's own memory node.
+    nbytes
+        Bytes of those arrays.
     """
 
     value: object
@@ -271,11 +302,15 @@ class Runner(Protocol):
 
     Attributes
     ----------
-    timing : the engine's clock of the attempts, for functions that read something of their own before they run
-    spread : how its tasks have others run anywhere, None where those they submit run at once; set by the engine
-    shares_memory : True where the device's arrays may share the bytes of the host's arrays that they were made from
-    own : gives the next attempt a copy, where its result will lie, of an argument that it may change; None where it
-        changes the argument itself, which nobody else sees; set by the engine
+    timing
+        The engine's clock of the attempts, for functions that read something of their own before they run.
+    spread
+        How its tasks have others run anywhere, None where those they submit run at once; set by the engine.
+    shares_memory
+        True where the device's arrays may share the bytes of the host's arrays that they were made from.
+    own
+        Gives the next attempt a copy, where its result will lie, of an argument that it may change; None where it
+        changes the argument itself, which nobody else sees; set by the engine.
     """
 
     timing: TaskClock | None
@@ -307,7 +342,8 @@ class Runner(Protocol):
 
         Parameters
         ----------
-        began_s : s of the run, or of the worker's clock, at which the attempt began
+        began_s
+            Seconds of the run, or of the worker's clock, at which the attempt began.
         """
         ...
 
@@ -337,8 +373,10 @@ class WorkerEntry(Protocol):
 
     Attributes
     ----------
-    module : module to start as `python -m MODULE` for a worker process
-    setup : what a worker takes over from the program
+    module
+        Module to start as `python -m MODULE` for a worker process.
+    setup
+        What a worker takes over from the program.
     """
 
     module: str
@@ -354,8 +392,10 @@ class NodeUsage(NamedTuple):
 
     Attributes
     ----------
-    capacity_bytes, used_bytes, peak_bytes : bytes
-    fragmentation_frac : 0..1; 1 - largest free block / free bytes
+    capacity_bytes, used_bytes, peak_bytes
+        Bytes.
+    fragmentation_frac
+        0..1; 1 - largest free block / free bytes.
     """
 
     capacity_bytes: int
@@ -369,9 +409,12 @@ class Reach(NamedTuple):
 
     Attributes
     ----------
-    own : address of the program's host
-    workers : address of the host of each device, by id; empty where all are on the program's own
-    certificates : folder of the cluster's certificates on the program's host, '' where it has none
+    own
+        Address of the program's host.
+    workers
+        Address of the host of each device, by id; empty where all are on the program's own.
+    certificates
+        Folder of the cluster's certificates on the program's host, '' where it has none.
     """
 
     own: str = "127.0.0.1"
@@ -387,11 +430,16 @@ class Engine(ABC):
 
     Attributes
     ----------
-    name : the word by which users choose it
-    annotate : takes the annotations of attempts, which nobody needs; set before `start`
-    log : takes the log records of tasks in other processes; set before `start`
-    report_parts : takes of what the time of each attempt consists, likewise; before the event that ends the attempt
-    submitter : takes the tasks that running ones submit, likewise
+    name
+        The word by which users choose it.
+    annotate
+        Takes the annotations of attempts, which nobody needs; set before `start`.
+    log
+        Takes the log records of tasks in other processes; set before `start`.
+    report_parts
+        Takes of what the time of each attempt consists, likewise; before the event that ends the attempt.
+    submitter
+        Takes the tasks that running ones submit, likewise.
     """
 
     name: str

@@ -41,7 +41,8 @@ class InlineEngine(Engine):
 
     Parameters
     ----------
-    debug : True opens the debugger where a task fails; None does when standard input is a terminal
+    debug
+        True opens the debugger where a task fails; None does when standard input is a terminal.
     """
 
     name = "inline"
@@ -234,8 +235,10 @@ class _Interrupt:
 
     Attributes
     ----------
-    came : whether Ctrl-C was pressed while tasks ran
-    ended_task : whether the last task was ended by a KeyboardInterrupt
+    came
+        Whether Ctrl-C was pressed while tasks ran.
+    ended_task
+        Whether the last task was ended by a KeyboardInterrupt.
     """
 
     def __init__(self) -> None:

@@ -95,13 +95,20 @@ class Times(NamedTuple):
 
     Attributes
     ----------
-    load_s : s, reading the function and the arguments
-    run_s : s, running the function, waiting in it and throttling included
-    store_s : s, storing the result, or the exception, and cleaning up
-    wait_s : s, waiting for room in memory for the result
-    link_in_s, link_out_s : s, on an emulated link; these are transfers and no part of `seconds`
-    away_s : s for which it was suspended, while others had the device; no part of `seconds` or of `run_s`
-    below_s : s that the tasks which it submitted, and theirs, took of their devices; no part of `seconds`
+    load_s
+        Seconds, reading the function and the arguments.
+    run_s
+        Seconds, running the function, waiting in it and throttling included.
+    store_s
+        Seconds, storing the result, or the exception, and cleaning up.
+    wait_s
+        Seconds, waiting for room in memory for the result.
+    link_in_s, link_out_s
+        Seconds, on an emulated link; these are transfers and no part of `seconds`.
+    away_s
+        Seconds for which it was suspended, while others had the device; no part of `seconds` or of `run_s`.
+    below_s
+        Seconds that the tasks which it submitted, and theirs, took of their devices; no part of `seconds`.
     """
 
     load_s: float = 0.0
@@ -124,14 +131,17 @@ class TaskClock:
 
     Parameters
     ----------
-    now_s : the clock
+    now_s
+        The clock.
 
     Attributes
     ----------
-    started_s, called_s, ran_s, ended_s : s, when the device was taken, the function was called, it returned or raised,
-        and the device was free
-    loaded_s : s after the call in which the function read what it needs beside its arguments, as a program
-    wait_s, link_in_s, link_out_s, away_s, below_s : s, added up by the worker; see `Times`
+    started_s, called_s, ran_s, ended_s
+        Seconds, when the device was taken, the function was called, it returned or raised, and the device was free.
+    loaded_s
+        Seconds after the call in which the function read what it needs beside its arguments, as a program.
+    wait_s, link_in_s, link_out_s, away_s, below_s
+        Seconds, added up by the worker; see `Times`.
 
     Examples
     --------

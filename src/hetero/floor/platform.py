@@ -81,16 +81,26 @@ class Features:
 
     Attributes
     ----------
-    memfd : anonymous files in memory that need no room in `shm_dir`
-    parent_death_signal : a child can ask to be killed when its parent dies
-    affinity : a process can be bound to CPUs
-    private_mapping : a part of a file can be mapped copy-on-write without a descriptor of its own
-    fork : a process that uses threads of OpenMP can be forked, and go on with one thread
-    dir_fsync : a folder can be flushed to disk
-    pidfd : the death of a child can be waited for like input
-    fd_passing : sockets and open files can be handed to a child process
-    data_limit : the memory of a process can be limited, shared memory left out
-    shm_dir : folder that lives in memory, '' where there is none
+    memfd
+        Anonymous files in memory that need no room in `shm_dir`.
+    parent_death_signal
+        A child can ask to be killed when its parent dies.
+    affinity
+        A process can be bound to CPUs.
+    private_mapping
+        A part of a file can be mapped copy-on-write without a descriptor of its own.
+    fork
+        A process that uses threads of OpenMP can be forked, and go on with one thread.
+    dir_fsync
+        A folder can be flushed to disk.
+    pidfd
+        The death of a child can be waited for like input.
+    fd_passing
+        Sockets and open files can be handed to a child process.
+    data_limit
+        The memory of a process can be limited, shared memory left out.
+    shm_dir
+        Folder that lives in memory, '' where there is none.
     """
 
     memfd: bool = sys.platform == "linux"
@@ -120,9 +130,12 @@ class SharedMemory:
 
     Attributes
     ----------
-    fd : file descriptor
-    nbytes : bytes
-    note : '' for memory proper, else one line that says what it is instead, for the user
+    fd
+        File descriptor.
+    nbytes
+        Bytes.
+    note
+        '' for memory proper, else one line that says what it is instead, for the user.
     """
 
     fd: int
@@ -173,7 +186,8 @@ def shared_memory(nbytes: int) -> SharedMemory:
 
     Parameters
     ----------
-    nbytes : bytes, > 0
+    nbytes
+        Bytes, > 0.
 
     Raises
     ------
@@ -267,10 +281,14 @@ def private_view(memory: SharedMemory, offset: int, nbytes: int, keep: object = 
 
     Parameters
     ----------
-    memory : the shared memory
-    offset : bytes, a multiple of `PAGE_BYTES`
-    nbytes : bytes, > 0
-    keep : kept alive as long as the buffer
+    memory
+        The shared memory.
+    offset
+        Bytes, a multiple of `PAGE_BYTES`.
+    nbytes
+        Bytes, > 0.
+    keep
+        Kept alive as long as the buffer.
 
     Notes
     -----
@@ -299,9 +317,12 @@ def make_private_at(memory: SharedMemory, offset: int, view: ctypes.Array[ctypes
 
     Parameters
     ----------
-    memory : what is mapped
-    offset : bytes, a multiple of `PAGE_BYTES`; where the part begins in it
-    view : the part
+    memory
+        What is mapped.
+    offset
+        Bytes, a multiple of `PAGE_BYTES`; where the part begins in it.
+    view
+        The part.
     """
     address, nbytes = ctypes.addressof(view), ctypes.sizeof(view)
     flags = _MAP_PRIVATE | _MAP_FIXED

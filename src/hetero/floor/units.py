@@ -92,7 +92,8 @@ def parse_bytes(given: object) -> int:
 
     Parameters
     ----------
-    given : text like '8GB', or a whole number of bytes
+    given
+        Text like '8GB', or a whole number of bytes.
 
     Returns
     -------
@@ -224,8 +225,10 @@ def exact(value: float, unit: str) -> str:
 
     Parameters
     ----------
-    value : SI
-    unit : 'B', 'B/s' or 's'
+    value
+        SI.
+    unit
+        'B', 'B/s' or 's'.
 
     Examples
     --------

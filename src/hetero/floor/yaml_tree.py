@@ -37,9 +37,12 @@ class Tree:
 
     Attributes
     ----------
-    value : dicts, lists and scalars
-    places : 'file:line' per path; a path that is missing has the place of its nearest parent
-    name : what the whole is called in messages: the file, or 'Context(config=...)'
+    value
+        Dicts, lists and scalars.
+    places
+        'file:line' per path; a path that is missing has the place of its nearest parent.
+    name
+        What the whole is called in messages: the file, or 'Context(config=...)'.
     """
 
     value: Any

@@ -28,8 +28,10 @@ class FleetComparison(NamedTuple):
 
     Attributes
     ----------
-    now, then : with their lower bounds
-    is_same : whether the fleets are the same one
+    now, then
+        With their lower bounds.
+    is_same
+        Whether the fleets are the same one.
     """
 
     now: Schedule
@@ -103,8 +105,10 @@ def compare(
 
     Parameters
     ----------
-    clock : gives s
-    progress : is told what is planned next
+    clock
+        Gives s.
+    progress
+        Is told what is planned next.
 
     Notes
     -----

@@ -44,11 +44,16 @@ class GraphItem(NamedTuple):
 
     Attributes
     ----------
-    id : unique in the graph
-    nbytes : >= 0
-    at : the memory node where it lies at the start, '' where a task has to write it first
-    home : the memory node where it must be in the end, '' for anywhere
-    operator_s : shape (n_devices,), s that combining two values takes on each device; empty without an operator
+    id
+        Unique in the graph.
+    nbytes
+        >= 0.
+    at
+        The memory node where it lies at the start, '' where a task has to write it first.
+    home
+        The memory node where it must be in the end, '' for anywhere.
+    operator_s
+        Shape (n_devices,), s that combining two values takes on each device; empty without an operator.
     """
 
     id: str
@@ -70,14 +75,22 @@ class DataTask(NamedTuple):
 
     Attributes
     ----------
-    id : unique in the graph
-    seconds : shape (n_devices,), s; inf where it cannot run
-    uses : the items that it reads and writes
-    after : tasks that must have ended before, although it uses nothing of them
-    cores : that its device must have
-    memory_bytes : that the memory node of its device must have
-    devices : that it takes together
-    release_s : s, when it may begin
+    id
+        Unique in the graph.
+    seconds
+        Shape (n_devices,), s; inf where it cannot run.
+    uses
+        The items that it reads and writes.
+    after
+        Tasks that must have ended before, although it uses nothing of them.
+    cores
+        That its device must have.
+    memory_bytes
+        That the memory node of its device must have.
+    devices
+        That it takes together.
+    release_s
+        Seconds, when it may begin.
     """
 
     id: str
@@ -96,11 +109,16 @@ class DataGraph:
 
     Attributes
     ----------
-    devices, topology : as of a `TaskGraph`
-    cores : of each device, 0 where unknown
-    items : of the tasks
-    tasks : in the order in which they are submitted, from which follows what reads what
-    file : where it comes from, for messages
+    devices, topology
+        As of a `TaskGraph`.
+    cores
+        Of each device, 0 where unknown.
+    items
+        Of the tasks.
+    tasks
+        In the order in which they are submitted, from which follows what reads what.
+    file
+        Where it comes from, for messages.
     """
 
     devices: tuple[GraphDevice, ...]
@@ -289,7 +307,8 @@ def data_schema(of_tasks: Mapping[str, object]) -> dict[str, object]:
 
     Parameters
     ----------
-    of_tasks : the schema of hetero-graph/1, whose fleet is the same
+    of_tasks
+        The schema of hetero-graph/1, whose fleet is the same.
     """
     before = of_tasks["properties"]
     assert isinstance(before, dict)
@@ -336,13 +355,20 @@ class _ItemVersion:
 
     Attributes
     ----------
-    item : whose it is
-    mode : R for what lies there at the start, else how it is written
-    before : the version that a group begins with
-    makers : places of the tasks that write it
-    maker : the task that has it to give, '' before that is known
-    level : length of the longest path of tasks that leads to it
-    closed : True once it is read
+    item
+        Whose it is.
+    mode
+        R for what lies there at the start, else how it is written.
+    before
+        The version that a group begins with.
+    makers
+        Places of the tasks that write it.
+    maker
+        The task that has it to give, '' before that is known.
+    level
+        Length of the longest path of tasks that leads to it.
+    closed
+        True once it is read.
     """
 
     item: GraphItem

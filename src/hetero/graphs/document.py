@@ -53,7 +53,8 @@ class DocumentPlace:
 
     Parameters
     ----------
-    words : the place so far
+    words
+        The place so far.
 
     Examples
     --------
@@ -110,8 +111,10 @@ def graph_of(document: object, file: str) -> TaskGraph:
 
     Parameters
     ----------
-    document : as JSON gives it
-    file : where it comes from, for messages
+    document
+        As JSON gives it.
+    file
+        Where it comes from, for messages.
 
     Raises
     ------
@@ -236,8 +239,10 @@ def seconds_of(given: object, column: dict[str, int], place: DocumentPlace, what
 
     Parameters
     ----------
-    column : the place of each device in the row
-    what : takes the seconds, for messages
+    column
+        The place of each device in the row.
+    what
+        Takes the seconds, for messages.
     """
     if not isinstance(given, dict):
         raise place.wrong(given, "an object", "write {device id: seconds}")

@@ -41,8 +41,10 @@ def read_dot(text: str, file: str, fleet: GraphFleet) -> TaskGraph:
 
     Parameters
     ----------
-    text : as in ``digraph { a [seconds=2]; b [seconds="gpu0=0.5, cpu0=4"]; a -> b [bytes=1000]; }``
-    fleet : the devices; plain seconds are divided by their speed, and a task's kind is its attribute `kind`
+    text
+        As in ``digraph { a [seconds=2]; b [seconds="gpu0=0.5, cpu0=4"]; a -> b [bytes=1000]; }``.
+    fleet
+        The devices; plain seconds are divided by their speed, and a task's kind is its attribute `kind`.
 
     Notes
     -----

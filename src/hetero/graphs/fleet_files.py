@@ -27,12 +27,18 @@ class GraphFleet:
 
     Attributes
     ----------
-    devices : at least one
-    topology : memory nodes and links
-    speed : one a device, > 0; a task of t seconds takes t / speed there
-    speeds : one a device; the speed for single kinds of tasks, None where such a task cannot run
-    cores : one a device, 0 where unknown; empty where no device says
-    files_at : the memory node where files lie before and come home to, '' where they take no way
+    devices
+        At least one.
+    topology
+        Memory nodes and links.
+    speed
+        One a device, > 0; a task of t seconds takes t / speed there.
+    speeds
+        One a device; the speed for single kinds of tasks, None where such a task cannot run.
+    cores
+        One a device, 0 where unknown; empty where no device says.
+    files_at
+        The memory node where files lie before and come home to, '' where they take no way.
     """
 
     devices: tuple[GraphDevice, ...]

@@ -40,8 +40,10 @@ class Racks:
 
     Attributes
     ----------
-    hosts, devices : > 0; devices of each host
-    spec : what the devices are
+    hosts, devices
+        > 0; devices of each host.
+    spec
+        What the devices are.
     """
 
     hosts: int
@@ -55,10 +57,14 @@ class SimulatedLoad:
 
     Attributes
     ----------
-    tasks : > 0
-    flop : > 0 each, operations of a task; the tasks have these by turns
-    precision : in which they are
-    nbytes : bytes that the tasks of one size share and read; they lie on the first host
+    tasks
+        > 0.
+    flop
+        > 0 each, operations of a task; the tasks have these by turns.
+    precision
+        In which they are.
+    nbytes
+        Bytes that the tasks of one size share and read; they lie on the first host.
     """
 
     tasks: int
@@ -73,11 +79,16 @@ class Scaled:
 
     Attributes
     ----------
-    devices, hosts, tasks : how many
-    makespan_s : s
-    best_s : s that all devices would take together, were work a liquid and data everywhere
-    busy_frac : the mean share of the makespan in which the devices of a name computed
-    moved_bytes : over all links
+    devices, hosts, tasks
+        How many.
+    makespan_s
+        Seconds.
+    best_s
+        Seconds that all devices would take together, were work a liquid and data everywhere.
+    busy_frac
+        The mean share of the makespan in which the devices of a name computed.
+    moved_bytes
+        Over all links.
     """
 
     devices: int
@@ -128,9 +139,12 @@ def run_at_scale(
 
     Parameters
     ----------
-    link_bytes_per_s : bytes/s of the link between the first host and each other, one direction
-    noise : standard deviation of the logarithm of run times
-    tick_s : s between two times at which the core hears what happened
+    link_bytes_per_s
+        Bytes/s of the link between the first host and each other, one direction.
+    noise
+        Standard deviation of the logarithm of run times.
+    tick_s
+        Seconds between two times at which the core hears what happened.
 
     Raises
     ------

@@ -56,7 +56,8 @@ def read_graph(path: Path, *, items: bool = True) -> TaskGraph:
 
     Parameters
     ----------
-    items : False refuses hetero-graph/2, whose tasks come with some of our own
+    items
+        False refuses hetero-graph/2, whose tasks come with some of our own.
 
     Raises
     ------
@@ -107,9 +108,12 @@ def read_any(
 
     Parameters
     ----------
-    fleet : a hetero-fleet/1 file, or a number of equal devices; needed unless the file names its devices
-    form : one of `FORMATS`, None to go by the file's name and content
-    columns, edge_bytes : of the format hswf: the device kind of each column, and the bytes of every edge
+    fleet
+        A hetero-fleet/1 file, or a number of equal devices; needed unless the file names its devices.
+    form
+        One of `FORMATS`, None to go by the file's name and content.
+    columns, edge_bytes
+        Of the format hswf: the device kind of each column, and the bytes of every edge.
 
     Raises
     ------
@@ -179,9 +183,12 @@ def read_hswf(text: str, file: str, fleet: GraphFleet, kinds: tuple[str, ...], e
 
     Parameters
     ----------
-    fleet : a task of t milliseconds in a device's column takes t / 1000 / speed seconds there
-    kinds : the columns, as in ('cpu', 'gpu'); each device of the fleet has one of them as its kind
-    edge_bytes : the bytes of every edge, a tile's
+    fleet
+        A task of t milliseconds in a device's column takes t / 1000 / speed seconds there.
+    kinds
+        The columns, as in ('cpu', 'gpu'); each device of the fleet has one of them as its kind.
+    edge_bytes
+        The bytes of every edge, a tile's.
 
     Raises
     ------
@@ -240,8 +247,10 @@ def read_stg(text: str, file: str, fleet: GraphFleet) -> TaskGraph:
 
     Parameters
     ----------
-    text : the number of tasks, then a line a task: id, cost, number of predecessors, predecessors; '#' begins a comment
-    fleet : the devices; a cost of c takes c / speed seconds
+    text
+        The number of tasks, then a line a task: id, cost, number of predecessors, predecessors; '#' begins a comment.
+    fleet
+        The devices; a cost of c takes c / speed seconds.
 
     Notes
     -----
@@ -313,8 +322,10 @@ def read_wfformat(document: Any, file: str, fleet: GraphFleet) -> TaskGraph | Da
 
     Parameters
     ----------
-    document : as JSON gives it
-    fleet : the devices; a task that ran for t seconds takes t / speed, and its kind is the name of its program
+    document
+        As JSON gives it.
+    fleet
+        The devices; a task that ran for t seconds takes t / speed, and its kind is the name of its program.
 
     Notes
     -----

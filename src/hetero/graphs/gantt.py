@@ -21,7 +21,8 @@ def gantt(graph: TaskGraph, schedule: Schedule, width: int) -> list[str]:
 
     Parameters
     ----------
-    width : columns, at least about 50
+    width
+        Columns, at least about 50.
 
     Notes
     -----

@@ -87,11 +87,16 @@ class PlannedGraph(NamedTuple):
 
     Attributes
     ----------
-    schedule : with its lower bound
-    iterations : of the search, 1 for a planner
-    search_s : s that the search took, without the warm-up and the bound
-    warm_up_s : s that loading and compiling took
-    notes : what stood in the way, for people
+    schedule
+        With its lower bound.
+    iterations
+        Of the search, 1 for a planner.
+    search_s
+        Seconds that the search took, without the warm-up and the bound.
+    warm_up_s
+        Seconds that loading and compiling took.
+    notes
+        What stood in the way, for people.
     """
 
     schedule: Schedule
@@ -288,9 +293,12 @@ class Contended(NamedTuple):
 
     Attributes
     ----------
-    schedule : with its transfers
-    iterations : of the search, 1 for a planner
-    note : what was done where the plan had overflowed, '' where it fits as it is
+    schedule
+        With its transfers.
+    iterations
+        Of the search, 1 for a planner.
+    note
+        What was done where the plan had overflowed, '' where it fits as it is.
     """
 
     schedule: Schedule
@@ -309,9 +317,12 @@ def contended_plan(
 
     Parameters
     ----------
-    policy : 'search', or a planner by name, whose order and devices are then timed under contention
-    pull : takes from the search until the budget ends
-    starts : schedules of the same tasks that the search begins with
+    policy
+        'search', or a planner by name, whose order and devices are then timed under contention.
+    pull
+        Takes from the search until the budget ends.
+    starts
+        Schedules of the same tasks that the search begins with.
 
     Raises
     ------

@@ -56,7 +56,8 @@ class TableCost(CostModel):
 
     Parameters
     ----------
-    seconds : s by signature and device id; a device that is absent cannot run it
+    seconds
+        Seconds by signature and device id; a device that is absent cannot run it.
     """
 
     def __init__(self, seconds: Mapping[str, Mapping[str, float]]) -> None:
@@ -81,10 +82,14 @@ class GraphRun(NamedTuple):
 
     Attributes
     ----------
-    devices, topology : its fleet
-    program : its tasks; the id of a task is its place in the graph, from 1
-    cost : what is believed of run times
-    widened : tasks that hand different bytes to different tasks; their result counts as large as the largest
+    devices, topology
+        Its fleet.
+    program
+        Its tasks; the id of a task is its place in the graph, from 1.
+    cost
+        What is believed of run times.
+    widened
+        Tasks that hand different bytes to different tasks; their result counts as large as the largest.
     """
 
     devices: tuple[Device, ...]
@@ -108,11 +113,16 @@ def run_graph(
 
     Parameters
     ----------
-    policy : a policy's name, or a policy; 'planned' follows `guide` where one is given
-    guide : a plan of the graph, made beforehand
-    noise : standard deviation of the logarithm of real over estimated seconds; 0 for none
-    seed : of every chance
-    contention : False lets every transfer have its link alone, and gives every memory node no end
+    policy
+        A policy's name, or a policy; 'planned' follows `guide` where one is given.
+    guide
+        A plan of the graph, made beforehand.
+    noise
+        Standard deviation of the logarithm of real over estimated seconds; 0 for none.
+    seed
+        Of every chance.
+    contention
+        False lets every transfer have its link alone, and gives every memory node no end.
 
     Notes
     -----
@@ -265,17 +275,28 @@ class Trials:
 
     Attributes
     ----------
-    plan : made beforehand; None where the policy does not plan and none was asked for
-    policy : its name
-    model : of transfers and memory, 'contention' or 'free'
-    draws : number of runs
-    median_s, low_s, high_s : s; the median, the 10th and the 90th percentile of the makespans
-    busy_frac : the mean share of the makespan in which each device computed, by id
-    copied_bytes : sent from memory node to memory node in a run, the mean
-    peak_bytes : the most that each memory node held in any run, by id
-    repeated : attempts beyond one a task, over all runs
-    failed : why a task failed, by id; of the first run in which any did
-    notes : for people
+    plan
+        Made beforehand; None where the policy does not plan and none was asked for.
+    policy
+        Its name.
+    model
+        Of transfers and memory, 'contention' or 'free'.
+    draws
+        Number of runs.
+    median_s, low_s, high_s
+        Seconds; the median, the 10th and the 90th percentile of the makespans.
+    busy_frac
+        The mean share of the makespan in which each device computed, by id.
+    copied_bytes
+        Sent from memory node to memory node in a run, the mean.
+    peak_bytes
+        The most that each memory node held in any run, by id.
+    repeated
+        Attempts beyond one a task, over all runs.
+    failed
+        Why a task failed, by id; of the first run in which any did.
+    notes
+        For people.
     """
 
     plan: Schedule | None
@@ -336,12 +357,18 @@ def try_out(
 
     Parameters
     ----------
-    policy : name of a policy
-    noise : standard deviation of the logarithm of real over expected seconds
-    losses : devices that are lost
-    draws, seed : runs, with the seeds seed, seed + 1, …
-    iterations : of the search for the plan; None for 20 where the policy is 'planned', and no plan where it is another
-    transfer_model : as of `plan_graph`, for the plan and for the runs
+    policy
+        Name of a policy.
+    noise
+        Standard deviation of the logarithm of real over expected seconds.
+    losses
+        Devices that are lost.
+    draws, seed
+        Runs, with the seeds seed, seed + 1, ….
+    iterations
+        Of the search for the plan; None for 20 where the policy is 'planned', and no plan where it is another.
+    transfer_model
+        As of `plan_graph`, for the plan and for the runs.
 
     Raises
     ------

@@ -35,11 +35,13 @@ class Measured:
 
     Parameters
     ----------
-    samples : of earlier runs
+    samples
+        Of earlier runs.
 
     Attributes
     ----------
-    kinds : the kinds of devices that were measured, as in 'cuda/NVIDIA H100 80GB HBM3'
+    kinds
+        The kinds of devices that were measured, as in 'cuda/NVIDIA H100 80GB HBM3'.
 
     Notes
     -----
@@ -97,7 +99,8 @@ class RelativeSpeed(NamedTuple):
 
     Attributes
     ----------
-    low, high : between arithmetic and memory bandwidth, whichever bounds a task
+    low, high
+        Between arithmetic and memory bandwidth, whichever bounds a task.
     """
 
     low: float
@@ -123,9 +126,12 @@ class Known(NamedTuple):
 
     Attributes
     ----------
-    name : as it was given
-    spec : its entry in the catalog, None for none
-    kind : what earlier runs call it, '' where it was not measured
+    name
+        As it was given.
+    spec
+        Its entry in the catalog, None for none.
+    kind
+        What earlier runs call it, '' where it was not measured.
     """
 
     name: str
@@ -138,10 +144,14 @@ class _Source(NamedTuple):
 
     Attributes
     ----------
-    model : index of the device that it is like
-    speeds : for each task; the ends are equal where it was measured
-    spec : its entry in the catalog, None for none
-    said : how its seconds are known
+    model
+        Index of the device that it is like.
+    speeds
+        For each task; the ends are equal where it was measured.
+    spec
+        Its entry in the catalog, None for none.
+    said
+        How its seconds are known.
     """
 
     model: int
@@ -155,10 +165,13 @@ class Changed(NamedTuple):
 
     Attributes
     ----------
-    middle, low, high : with extrapolated seconds in the middle, at the least, at the most; the same graph thrice
-        where nothing is extrapolated
-    said : one line for each change, which says how its seconds are known
-    extrapolated : whether any are
+    middle, low, high
+        With extrapolated seconds in the middle, at the least, at the most; the same graph thrice where nothing is
+        extrapolated.
+    said
+        One line for each change, which says how its seconds are known.
+    extrapolated
+        Whether any are.
     """
 
     middle: TaskGraph
@@ -206,11 +219,15 @@ def changed(
 
     Parameters
     ----------
-    add : as in '2 x H100-SXM', a catalogued device, '2 x gpu0', more of a device that the graph has, or a kind of
-        device that was measured
-    remove : ids of devices
-    known : what devices of the graph are, see `named_devices`
-    measured : of earlier runs; it goes before data sheets
+    add
+        As in '2 x H100-SXM', a catalogued device, '2 x gpu0', more of a device that the graph has, or a kind of device
+        that was measured.
+    remove
+        Ids of devices.
+    known
+        What devices of the graph are, see `named_devices`.
+    measured
+        Of earlier runs; it goes before data sheets.
 
     Raises
     ------

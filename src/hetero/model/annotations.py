@@ -33,11 +33,16 @@ class TrainingStep(NamedTuple):
 
     Attributes
     ----------
-    step : counted from 1
-    loss : mean over the step's samples
-    seconds : s, from the step's beginning to its end
-    exchange_s : s that the last member to come spent in the exchange of gradients of the step before
-    devices, samples, busy_s : of each member: short name, samples of this step, s that its passes took
+    step
+        Counted from 1.
+    loss
+        Mean over the step's samples.
+    seconds
+        Seconds, from the step's beginning to its end.
+    exchange_s
+        Seconds that the last member to come spent in the exchange of gradients of the step before.
+    devices, samples, busy_s
+        Of each member: short name, samples of this step, s that its passes took.
     """
 
     at_s: float
@@ -55,11 +60,16 @@ class TrainingEpoch(NamedTuple):
 
     Attributes
     ----------
-    epoch, step : counted from 1; the last step of the epoch
-    loss, accuracy : over the epoch's samples; nan where unknown
-    seconds, samples_per_s : s of its steps; samples/s
-    devices, samples, speeds : by device: short name, samples of a whole step, samples/s that it would reach alone
-    test_loss, test_accuracy : on held-back data; nan where unknown
+    epoch, step
+        Counted from 1; the last step of the epoch.
+    loss, accuracy
+        Over the epoch's samples; nan where unknown.
+    seconds, samples_per_s
+        Seconds of its steps; samples/s.
+    devices, samples, speeds
+        By device: short name, samples of a whole step, samples/s that it would reach alone.
+    test_loss, test_accuracy
+        On held-back data; nan where unknown.
     """
 
     at_s: float
@@ -97,9 +107,12 @@ class DeviceSampled(NamedTuple):
 
     Attributes
     ----------
-    device : id, or 'host' for all processors and the memory of this machine
-    busy_frac : 0..1 of the time since the sample before; nan where unknown, as are the others
-    used_bytes, temperature_c, power_w : bytes, degrees Celsius, W
+    device
+        Id, or 'host' for all processors and the memory of this machine.
+    busy_frac
+        0..1 of the time since the sample before; nan where unknown, as are the others.
+    used_bytes, temperature_c, power_w
+        Bytes, degrees Celsius, W.
     """
 
     at_s: float
@@ -115,13 +128,20 @@ class CollectiveDone(NamedTuple):
 
     Attributes
     ----------
-    task, attempt, device : whose attempt it was; members of one group task share the first two
-    what : 'all_reduce', 'broadcast', 'all_gather', 'reduce_scatter', or 'exchange' for a step of training
-    algorithm : what carried it: 'shared_memory', 'library', 'ring', 'tree' or 'pipelined_tree'
-    rank, world_size : of the member, and of its group
-    nbytes : bytes of the member's row; 0 where that is not known
-    started_s, seconds : s, when the member came and how long it was in there, waiting for others included
-    calls : how many collectives this stands for; above 1 only for those after the first 10,000 of an attempt
+    task, attempt, device
+        Whose attempt it was; members of one group task share the first two.
+    what
+        'all_reduce', 'broadcast', 'all_gather', 'reduce_scatter', or 'exchange' for a step of training.
+    algorithm
+        What carried it: 'shared_memory', 'library', 'ring', 'tree' or 'pipelined_tree'.
+    rank, world_size
+        Of the member, and of its group.
+    nbytes
+        Bytes of the member's row; 0 where that is not known.
+    started_s, seconds
+        Seconds, when the member came and how long it was in there, waiting for others included.
+    calls
+        How many collectives this stands for; above 1 only for those after the first 10,000 of an attempt.
     """
 
     at_s: float
@@ -143,11 +163,16 @@ class CheckpointKept(NamedTuple):
 
     Attributes
     ----------
-    task, attempt, device : whose attempt it was
-    name : of the checkpoint; '' for the positions of resumable loops
-    nbytes : bytes on disk
-    started_s, seconds : s
-    calls : how many this stands for; above 1 only for those after the first 10,000 of an attempt
+    task, attempt, device
+        Whose attempt it was.
+    name
+        Of the checkpoint; '' for the positions of resumable loops.
+    nbytes
+        Bytes on disk.
+    started_s, seconds
+        Seconds.
+    calls
+        How many this stands for; above 1 only for those after the first 10,000 of an attempt.
     """
 
     at_s: float
@@ -166,10 +191,14 @@ class NestedRun(NamedTuple):
 
     Attributes
     ----------
-    task, attempt, device : of the outer task
-    name : of the nested one
-    started_s, seconds : s
-    calls : how many this stands for; above 1 only for those after the first 10,000 of an attempt
+    task, attempt, device
+        Of the outer task.
+    name
+        Of the nested one.
+    started_s, seconds
+        Seconds.
+    calls
+        How many this stands for; above 1 only for those after the first 10,000 of an attempt.
     """
 
     at_s: float
@@ -187,10 +216,14 @@ class PlanMade(NamedTuple):
 
     Attributes
     ----------
-    ends_s : s, when the last task is expected to end
-    rule : by which rank the plan was made
-    moved : tasks that this plan puts on another device than the one before
-    tasks, devices, starts_s, finishes_s : of tasks that stand in a plan for the first time: id, device, s
+    ends_s
+        Seconds, when the last task is expected to end.
+    rule
+        By which rank the plan was made.
+    moved
+        Tasks that this plan puts on another device than the one before.
+    tasks, devices, starts_s, finishes_s
+        Of tasks that stand in a plan for the first time: id, device, s.
     """
 
     at_s: float
@@ -208,10 +241,13 @@ class OperatorsRun(NamedTuple):
 
     Attributes
     ----------
-    started_s : s, from which `starts_s` count
-    names, lanes, starts_s, seconds : of slices, the longest 2,000: operator, '' for the attempt's own thread or the
-        name of another thread or stream, s, s
-    operators, calls, own_s : by operator, those that took longest: how often, and s without what it called
+    started_s
+        Seconds, from which `starts_s` count.
+    names, lanes, starts_s, seconds
+        Of slices, the longest 2,000: operator, '' for the attempt's own thread or the name of another thread or stream,
+        s, s.
+    operators, calls, own_s
+        By operator, those that took longest: how often, and s without what it called.
     """
 
     at_s: float
@@ -233,9 +269,12 @@ class TaskParts(NamedTuple):
 
     Attributes
     ----------
-    task, attempt, device : whose attempt it was
-    started_s : s, when the device was taken
-    load_s, run_s, store_s, wait_s, link_in_s, link_out_s, away_s, below_s : as in `Times`
+    task, attempt, device
+        Whose attempt it was.
+    started_s
+        Seconds, when the device was taken.
+    load_s, run_s, store_s, wait_s, link_in_s, link_out_s, away_s, below_s
+        As in `Times`.
     """
 
     at_s: float
@@ -258,11 +297,14 @@ class PhasesRun(NamedTuple):
 
     Attributes
     ----------
-    device : of the process
-    step : which step of this process it was, counted from 1
-    names, seconds : of each phase, s: 'import' and 'prepare' before the first step, 'read', 'forward', 'backward',
-        'wait' for other processes, 'exchange' of gradients, 'comparison' of the first steps with one device, 'update'
-        by the optimizer, 'script' for what else the script does, 'end' after the last step, 'untold' for what was lost
+    device
+        Of the process.
+    step
+        Which step of this process it was, counted from 1.
+    names, seconds
+        Of each phase, s: 'import' and 'prepare' before the first step, 'read', 'forward', 'backward', 'wait' for other
+        processes, 'exchange' of gradients, 'comparison' of the first steps with one device, 'update' by the optimizer,
+        'script' for what else the script does, 'end' after the last step, 'untold' for what was lost.
     """
 
     at_s: float
@@ -285,7 +327,8 @@ def set_in_time(note: TaskNote, began_s: float) -> TaskNote:
 
     Parameters
     ----------
-    began_s : s of the run at which the attempt began
+    began_s
+        Seconds of the run at which the attempt began.
     """
     return note._replace(started_s=note.started_s + began_s)
 

@@ -23,12 +23,18 @@ class Parameters:
 
     Attributes
     ----------
-    embedding : input and position tables
-    head : the output matrix, 0 where it is the embedding's
-    linear : matrices of the layers, every expert counted
-    other : norms and biases
-    largest_matrix : of the linear layers and the head
-    active : that one token passes through
+    embedding
+        Input and position tables.
+    head
+        The output matrix, 0 where it is the embedding's.
+    linear
+        Matrices of the layers, every expert counted.
+    other
+        Norms and biases.
+    largest_matrix
+        Of the linear layers and the head.
+    active
+        That one token passes through.
     """
 
     embedding: int
@@ -50,27 +56,48 @@ class ModelSpec:
 
     Attributes
     ----------
-    name : as users know it
-    kind : 'decoder', 'encoder' or 'encoder-decoder'
-    layers, hidden, heads, kv_heads, head_dim, intermediate, vocab : widths and counts
-    gated : True for a gate beside the up-projection (SwiGLU, GeGLU)
-    norms : norms of the hidden width a layer
-    norm_kind : 'rms' or 'layer'
-    qk_norm : '' or 'head' (over one head's width) or 'full' (over all heads)
-    attention_bias : biases on 'qkv', on 'all' four, or '' none; `mlp_bias` likewise for the other matrices
-    tied : True where the head is the embedding
-    positions : rows of a learned position table, 0 for rotary ones
-    experts, experts_per_token, expert_intermediate, shared_experts : of a mixture, else 0
-    dense_layers : layers without experts in a mixture
-    expert_bias : True where experts and router have biases
-    window : tokens that a sliding-window layer sees, 0 without
-    windowed_layers : layers with the window
-    q_rank, kv_rank, rope_dim, nope_dim, value_dim : of multi-head latent attention, else 0
-    encoder_layers : layers of the encoder in an encoder-decoder
-    encoder_positions, mel_bins : rows of the encoder's own positions, bins of its audio input
-    context : the longest context that it was made for, 0 where unknown
-    published : published number of parameters, 0 where no source was opened
-    source, published_source : ids of sources
+    name
+        As users know it.
+    kind
+        'decoder', 'encoder' or 'encoder-decoder'.
+    layers, hidden, heads, kv_heads, head_dim, intermediate, vocab
+        Widths and counts.
+    gated
+        True for a gate beside the up-projection (SwiGLU, GeGLU).
+    norms
+        Norms of the hidden width a layer.
+    norm_kind
+        'rms' or 'layer'.
+    qk_norm
+        '' or 'head' (over one head's width) or 'full' (over all heads).
+    attention_bias
+        Biases on 'qkv', on 'all' four, or '' none; `mlp_bias` likewise for the other matrices.
+    tied
+        True where the head is the embedding.
+    positions
+        Rows of a learned position table, 0 for rotary ones.
+    experts, experts_per_token, expert_intermediate, shared_experts
+        Of a mixture, else 0.
+    dense_layers
+        Layers without experts in a mixture.
+    expert_bias
+        True where experts and router have biases.
+    window
+        Tokens that a sliding-window layer sees, 0 without.
+    windowed_layers
+        Layers with the window.
+    q_rank, kv_rank, rope_dim, nope_dim, value_dim
+        Of multi-head latent attention, else 0.
+    encoder_layers
+        Layers of the encoder in an encoder-decoder.
+    encoder_positions, mel_bins
+        Rows of the encoder's own positions, bins of its audio input.
+    context
+        The longest context that it was made for, 0 where unknown.
+    published
+        Published number of parameters, 0 where no source was opened.
+    source, published_source
+        Ids of sources.
     """
 
     name: str
@@ -122,9 +149,12 @@ class ModelSpec:
 
         Parameters
         ----------
-        document : the parsed file
-        name : what to call the model; default: what the file says
-        where : how messages name the file
+        document
+            The parsed file.
+        name
+            What to call the model; default: what the file says.
+        where
+            How messages name the file.
 
         Raises
         ------
@@ -246,7 +276,8 @@ class ModelSpec:
 
         Parameters
         ----------
-        tokens : length of the sequence
+        tokens
+            Length of the sequence.
 
         Notes
         -----

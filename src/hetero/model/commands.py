@@ -36,8 +36,9 @@ class Launch(NamedTuple):
 
     Attributes
     ----------
-    over : the task that waits at the device and on top of which it may run, 0 for the one that submitted it; traces
-        leave it out
+    over
+        The task that waits at the device and on top of which it may run, 0 for the one that submitted it; traces leave
+        it out.
     """
 
     task: int

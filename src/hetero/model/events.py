@@ -60,9 +60,11 @@ class TaskFinished(NamedTuple):
 
     Attributes
     ----------
-    started_s : s, when the device was taken for it
-    seconds : s that it took of the device until that was free again: loading, running, storing, waiting for memory;
-        without emulated links, which are transfers, and without the time for which it was suspended
+    started_s
+        Seconds, when the device was taken for it.
+    seconds
+        Seconds that it took of the device until that was free again: loading, running, storing, waiting for memory;
+        without emulated links, which are transfers, and without the time for which it was suspended.
     """
 
     at_s: float
@@ -101,8 +103,10 @@ class TaskSuspended(NamedTuple):
 
     Attributes
     ----------
-    since_s : s, when it gave its device up
-    awaits : the task whose end lets it go on, 0 where more than one may
+    since_s
+        Seconds, when it gave its device up.
+    awaits
+        The task whose end lets it go on, 0 where more than one may.
     """
 
     at_s: float
@@ -240,8 +244,10 @@ class LoneTasks(NamedTuple):
 
     Attributes
     ----------
-    ended : tasks with how they finished, in their order
-    running : the last one, which has not ended: when it was handed in, the task, its device
+    ended
+        Tasks with how they finished, in their order.
+    running
+        The last one, which has not ended: when it was handed in, the task, its device.
     """
 
     at_s: float

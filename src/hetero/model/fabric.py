@@ -37,12 +37,18 @@ class FabricPart:
 
     Attributes
     ----------
-    id : unique, as in 'h0/cuda:1'
-    kind : one of `PART_KINDS`
-    name : what people call it
-    host, rack : where it stands, '' where unknown
-    numa : its NUMA node, None where unknown
-    pci : its PCI address, '' where unknown
+    id
+        Unique, as in 'h0/cuda:1'.
+    kind
+        One of `PART_KINDS`.
+    name
+        What people call it.
+    host, rack
+        Where it stands, '' where unknown.
+    numa
+        Its NUMA node, None where unknown.
+    pci
+        Its PCI address, '' where unknown.
     """
 
     id: str
@@ -60,11 +66,16 @@ class Wire:
 
     Attributes
     ----------
-    one, other : ids of parts
-    kind : one of `WIRE_KINDS`
-    bytes_per_s : > 0, one direction, all lanes together
-    latency_s : s
-    origin : 'read' from the hardware or a file, 'catalog', or 'declared' where it is only the usual figure
+    one, other
+        Ids of parts.
+    kind
+        One of `WIRE_KINDS`.
+    bytes_per_s
+        > 0, one direction, all lanes together.
+    latency_s
+        Seconds.
+    origin
+        'read' from the hardware or a file, 'catalog', or 'declared' where it is only the usual figure.
     """
 
     one: str
@@ -80,8 +91,10 @@ class Path(NamedTuple):
 
     Attributes
     ----------
-    parts : ids, both ends among them
-    wires : one fewer
+    parts
+        Ids, both ends among them.
+    wires
+        One fewer.
     """
 
     parts: tuple[str, ...]
@@ -247,7 +260,8 @@ class Fabric:
 
         Parameters
         ----------
-        scope : one of `SCOPES`
+        scope
+            One of `SCOPES`.
 
         Examples
         --------
@@ -272,7 +286,8 @@ class Fabric:
 
         Parameters
         ----------
-        node_of : memory node by id of a device; default: the device's own id
+        node_of
+            Memory node by id of a device; default: the device's own id.
         """
         names = [part.id for part in self.devices]
         nodes = {name: (node_of or {}).get(name, name) for name in names}

@@ -25,9 +25,12 @@ class Figure:
 
     Attributes
     ----------
-    value : the median of what is expected
-    low, high : four of five such values should lie between them
-    origin : where it comes from
+    value
+        The median of what is expected.
+    low, high
+        Four of five such values should lie between them.
+    origin
+        Where it comes from.
 
     Examples
     --------

@@ -121,8 +121,10 @@ def topological_order(names: Sequence[str], edges: Sequence[tuple[int, int]]) ->
 
     Parameters
     ----------
-    names : task ids, for the message
-    edges : (src, dst) as indices into `names`
+    names
+        Task ids, for the message.
+    edges
+        (src, dst) as indices into `names`.
 
     Raises
     ------

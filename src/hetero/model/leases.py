@@ -34,19 +34,32 @@ class LeaseRequest:
 
     Attributes
     ----------
-    on, not_on : words that each device must answer to, any one of them, or to none; ids among them
-    count : devices, >= 1
-    memory_bytes : of each device's memory
-    compute_frac : share of each device's time, 0 < f <= 1
-    min_cores : cores that each device must have
-    exclusive : True where nobody else may have a part of its devices
-    together : '' or one of `TOGETHER`, which all devices share, or 'link:KIND', which joins each two of them
-    workload : name under which others may keep away from it, '' for none
-    apart : names of workloads that it keeps away from
-    apart_by : 'device', 'host' or 'rack': how far
-    timeout_s : s that it may wait, 0 for any time
-    lease_s : s that it may be held without renewal, 0 for any time
-    priority : higher goes first
+    on, not_on
+        Words that each device must answer to, any one of them, or to none; ids among them.
+    count
+        Devices, >= 1.
+    memory_bytes
+        Of each device's memory.
+    compute_frac
+        Share of each device's time, 0 < f <= 1.
+    min_cores
+        Cores that each device must have.
+    exclusive
+        True where nobody else may have a part of its devices.
+    together
+        '' or one of `TOGETHER`, which all devices share, or 'link:KIND', which joins each two of them.
+    workload
+        Name under which others may keep away from it, '' for none.
+    apart
+        Names of workloads that it keeps away from.
+    apart_by
+        'device', 'host' or 'rack': how far.
+    timeout_s
+        Seconds that it may wait, 0 for any time.
+    lease_s
+        Seconds that it may be held without renewal, 0 for any time.
+    priority
+        Higher goes first.
     """
 
     on: tuple[str, ...] = ()
@@ -91,13 +104,20 @@ class LeaseState:
 
     Attributes
     ----------
-    id : > 0, ascending
-    request : what was asked
-    phase : where it stands
-    devices : ids, in the order of the fleet; empty while it is pending
-    asked_s, granted_s : when, 0 while it is pending
-    expires_s : when it ends unless it is renewed, 0 for never
-    reason : why it failed, or waits
+    id
+        > 0, ascending.
+    request
+        What was asked.
+    phase
+        Where it stands.
+    devices
+        Ids, in the order of the fleet; empty while it is pending.
+    asked_s, granted_s
+        When, 0 while it is pending.
+    expires_s
+        When it ends unless it is renewed, 0 for never.
+    reason
+        Why it failed, or waits.
     """
 
     id: int

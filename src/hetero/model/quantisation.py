@@ -18,14 +18,21 @@ class NumberFormat:
 
     Attributes
     ----------
-    name : as users write it
-    bits : bits a weight, scales and zero points included; of a GGUF mixture the mean over a whole model
-    whole_model : True where `bits` counts every tensor (GGUF), False where only linear layers are converted and
-        embeddings and norms stay in 16 bits
-    keeps_head : True where the output head stays in 16 bits too, unless the engine packs it
-    unpacked_copies : copies in 16 bits of the largest matrix that exist while it is multiplied
-    keeps_inputs : True where a frozen layer keeps its input for the backward pass
-    trainable : True where gradients of these weights exist
+    name
+        As users write it.
+    bits
+        Bits a weight, scales and zero points included; of a GGUF mixture the mean over a whole model.
+    whole_model
+        True where `bits` counts every tensor (GGUF), False where only linear layers are converted and embeddings and
+        norms stay in 16 bits.
+    keeps_head
+        True where the output head stays in 16 bits too, unless the engine packs it.
+    unpacked_copies
+        Copies in 16 bits of the largest matrix that exist while it is multiplied.
+    keeps_inputs
+        True where a frozen layer keeps its input for the backward pass.
+    trainable
+        True where gradients of these weights exist.
     """
 
     name: str
@@ -131,7 +138,8 @@ def number_format(name: str) -> NumberFormat:
 
     Parameters
     ----------
-    name : 'bf16', 'nf4-dq', 'Q4_K_M', …; 'F16' and 'BF16' in capitals are GGUF's, 'fp16' and 'bf16' torch's
+    name
+        'bf16', 'nf4-dq', 'Q4_K_M', …; 'F16' and 'BF16' in capitals are GGUF's, 'fp16' and 'bf16' torch's.
 
     Raises
     ------

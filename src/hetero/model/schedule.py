@@ -16,8 +16,10 @@ class Placed(NamedTuple):
 
     Attributes
     ----------
-    task, device : ids
-    start_s, finish_s : s since the start of the schedule
+    task, device
+        Ids.
+    start_s, finish_s
+        Seconds since the start of the schedule.
     """
 
     task: str
@@ -31,10 +33,14 @@ class Sent(NamedTuple):
 
     Attributes
     ----------
-    task : id of the task that made the item
-    nbytes : > 0
-    src, dst : ids of memory nodes that a link joins
-    start_s, finish_s : s since the start of the schedule
+    task
+        Id of the task that made the item.
+    nbytes
+        > 0.
+    src, dst
+        Ids of memory nodes that a link joins.
+    start_s, finish_s
+        Seconds since the start of the schedule.
     """
 
     task: str
@@ -50,10 +56,14 @@ class Evicted(NamedTuple):
 
     Attributes
     ----------
-    task : id of the task that made the item
-    nbytes : > 0
-    node : id of the memory node
-    at_s : s since the start of the schedule
+    task
+        Id of the task that made the item.
+    nbytes
+        > 0.
+    node
+        Id of the memory node.
+    at_s
+        Seconds since the start of the schedule.
     """
 
     task: str
@@ -68,14 +78,22 @@ class Schedule:
 
     Attributes
     ----------
-    placements : by start, then in the order of the graph's tasks
-    makespan_s : s, the last finish
-    lower_bound_s : s, below which no schedule of this graph can be
-    policy : by which rule it was found
-    model : 'contention', where transfers share links and memory nodes have capacities, or 'free'
-    transfers : by start; none under the model 'free', where each edge has its own
-    evictions : by time
-    repeats : further attempts of tasks, by start: they make again what was dropped to make room
+    placements
+        By start, then in the order of the graph's tasks.
+    makespan_s
+        Seconds, the last finish.
+    lower_bound_s
+        Seconds, below which no schedule of this graph can be.
+    policy
+        By which rule it was found.
+    model
+        'contention', where transfers share links and memory nodes have capacities, or 'free'.
+    transfers
+        By start; none under the model 'free', where each edge has its own.
+    evictions
+        By time.
+    repeats
+        Further attempts of tasks, by start: they make again what was dropped to make room.
     """
 
     placements: tuple[Placed, ...]

@@ -23,9 +23,12 @@ class Near(NamedTuple):
 
     Attributes
     ----------
-    scope : 'device', 'host', 'rack', or 'link:KIND' as in 'link:nvlink'
-    task : id of the other task, 0 where a workload is named
-    workload : name of the other workload, '' where a task is named
+    scope
+        'device', 'host', 'rack', or 'link:KIND' as in 'link:nvlink'.
+    task
+        Id of the other task, 0 where a workload is named.
+    workload
+        Name of the other workload, '' where a task is named.
     """
 
     scope: str
@@ -46,22 +49,37 @@ class Request:
 
     Attributes
     ----------
-    on : words that a device must answer to, any one of them: a kind, a type, a label, an id; empty for any
-    implemented : words of the kinds that the function has code for, and `PLAIN_PYTHON`; empty means plain Python
-        alone, which runs on every device that runs Python
-    not_on : words of devices that must not run it
-    devices : number of devices that the task takes together; rank and world_size are known inside
-    memory_bytes : bytes that it needs on the device's memory node beyond its inputs
-    min_cores : cores that the device must have
-    near, apart : affinities and anti-affinities
-    workload : the named workload that the task belongs to, '' for none
-    exclusive : True when nothing else may run on the same host meanwhile
-    timeout_s : s of run time after which it is stopped, 0 for no limit
-    retries : times that an exception of its own is retried
-    crashes : times that a death of its worker is retried; `JUDGED_BY_CALLER` for none, and no blame for its class
-    priority : higher goes first
-    splittable : True when the function says how to cut the task into smaller ones
-    lease : number of the lease whose devices alone may run it, 0 for devices that nobody leased
+    on
+        Words that a device must answer to, any one of them: a kind, a type, a label, an id; empty for any.
+    implemented
+        Words of the kinds that the function has code for, and `PLAIN_PYTHON`; empty means plain Python alone, which
+        runs on every device that runs Python.
+    not_on
+        Words of devices that must not run it.
+    devices
+        Number of devices that the task takes together; rank and world_size are known inside.
+    memory_bytes
+        Bytes that it needs on the device's memory node beyond its inputs.
+    min_cores
+        Cores that the device must have.
+    near, apart
+        Affinities and anti-affinities.
+    workload
+        The named workload that the task belongs to, '' for none.
+    exclusive
+        True when nothing else may run on the same host meanwhile.
+    timeout_s
+        Seconds of run time after which it is stopped, 0 for no limit.
+    retries
+        Times that an exception of its own is retried.
+    crashes
+        Times that a death of its worker is retried; `JUDGED_BY_CALLER` for none, and no blame for its class.
+    priority
+        Higher goes first.
+    splittable
+        True when the function says how to cut the task into smaller ones.
+    lease
+        Number of the lease whose devices alone may run it, 0 for devices that nobody leased.
     """
 
     on: tuple[str, ...] = ()
@@ -93,15 +111,24 @@ class Task(NamedTuple):
 
     Attributes
     ----------
-    id : > 0, unique in a run, ascending in the order of submission; its result is the data item of the same id
-    name : the function's name, for people
-    signature : the key of its measured times: function, shapes and types of the arguments
-    size : >= 0, what its time is expected to grow with: bytes of arrays plus the numbers given
-    inputs : ids of the data items that it reads
-    after : ids of the tasks whose results it needs
-    request : what it asks of its device
-    parent : id and attempt of the task that submitted it, () where the program did
-    depth : how many tasks it is nested in
+    id
+        > 0, unique in a run, ascending in the order of submission; its result is the data item of the same id.
+    name
+        The function's name, for people.
+    signature
+        The key of its measured times: function, shapes and types of the arguments.
+    size
+        >= 0, what its time is expected to grow with: bytes of arrays plus the numbers given.
+    inputs
+        Ids of the data items that it reads.
+    after
+        Ids of the tasks whose results it needs.
+    request
+        What it asks of its device.
+    parent
+        Id and attempt of the task that submitted it, () where the program did.
+    depth
+        How many tasks it is nested in.
     """
 
     id: int
@@ -121,9 +148,12 @@ class Failure:
 
     Attributes
     ----------
-    kind : one of `FailureKind`
-    message : one line for people
-    payload : the exception itself in whatever form the engine carries it; never looked at by the core
+    kind
+        One of `FailureKind`.
+    message
+        One line for people.
+    payload
+        The exception itself in whatever form the engine carries it; never looked at by the core.
     """
 
     kind: FailureKind

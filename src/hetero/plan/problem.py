@@ -42,13 +42,20 @@ class Problem(NamedTuple):
 
     Attributes
     ----------
-    seconds : shape (n_tasks, n_devices), s; inf where a task cannot run
-    node : shape (n_devices,); number of each device's memory node
-    latency_s : shape (n_nodes, n_nodes), s; 0 on the diagonal
-    s_per_byte : shape (n_nodes, n_nodes), s/byte; 0 on the diagonal
-    pred_first, pred, pred_bytes : the edges into task t are at pred_first[t] .. pred_first[t + 1] - 1
-    succ_first, succ, succ_bytes : the edges out of task t
-    order : a topological order
+    seconds
+        Shape (n_tasks, n_devices), s; inf where a task cannot run.
+    node
+        Shape (n_devices,); number of each device's memory node.
+    latency_s
+        Shape (n_nodes, n_nodes), s; 0 on the diagonal.
+    s_per_byte
+        Shape (n_nodes, n_nodes), s/byte; 0 on the diagonal.
+    pred_first, pred, pred_bytes
+        The edges into task t are at pred_first[t] .. pred_first[t + 1] - 1.
+    succ_first, succ, succ_bytes
+        The edges out of task t.
+    order
+        A topological order.
 
     Notes
     -----
@@ -75,8 +82,10 @@ class Timeline(NamedTuple):
 
     Attributes
     ----------
-    device : shape (n_tasks,)
-    start_s, finish_s : shape (n_tasks,), s
+    device
+        Shape (n_tasks,).
+    start_s, finish_s
+        Shape (n_tasks,), s.
     """
 
     device: Ints
@@ -110,8 +119,10 @@ class Moves(NamedTuple):
 
     Attributes
     ----------
-    item, hop : which data item, over which hop of `Routes`
-    start_s, finish_s : s
+    item, hop
+        Which data item, over which hop of `Routes`.
+    start_s, finish_s
+        Seconds.
     """
 
     item: Ints

@@ -45,13 +45,20 @@ class TrainingOutcome:
 
     Attributes
     ----------
-    reports : of every epoch of this run
-    before : epochs that an earlier run had done
-    tested : the model that was saved, on the data held back
-    devices : names and what they are
-    notes : devices left out, lost or joined
-    model, metrics, trace : files
-    origin : what was trained on
+    reports
+        Of every epoch of this run.
+    before
+        Epochs that an earlier run had done.
+    tested
+        The model that was saved, on the data held back.
+    devices
+        Names and what they are.
+    notes
+        Devices left out, lost or joined.
+    model, metrics, trace
+        Files.
+    origin
+        What was trained on.
     """
 
     reports: tuple[EpochReport, ...]
@@ -103,7 +110,8 @@ def carry_out(recipe: Recipe, watcher: Watcher, *, devices: str | None = None) -
 
     Parameters
     ----------
-    devices : the fleet, before what the recipe says
+    devices
+        The fleet, before what the recipe says.
 
     Raises
     ------

@@ -40,7 +40,8 @@ def infer(
 
     Parameters
     ----------
-    devices, set : as for `hetero.Context`
+    devices, set
+        As for `hetero.Context`.
 
     Raises
     ------
@@ -136,9 +137,12 @@ def compress_file(
 
     Parameters
     ----------
-    output : file to write, which `hetero infer` reads as it reads the other
-    data_path : folder of MNIST's files; scikit-learn's digits where none is given
-    options : keywords of `compress`
+    output
+        File to write, which `hetero infer` reads as it reads the other.
+    data_path
+        Folder of MNIST's files; scikit-learn's digits where none is given.
+    options
+        Keywords of `compress`.
 
     Raises
     ------

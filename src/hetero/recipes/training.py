@@ -44,16 +44,26 @@ class Recipe:
 
     Attributes
     ----------
-    name : of the run, after the file
-    model : 'mnist', or 'file.py:function' for a function that makes a model
-    data_path : folder of MNIST's files, None for scikit-learn's digits
-    download : True where absent files may be fetched
-    epochs : ≥ 1
-    optimizer, learning_rate : one of `OPTIMIZERS`
-    options, data_options, checkpoint, callbacks : as for the Trainer
-    resume : True goes on from the newest complete checkpoint, where there is one
-    output : folder of the results
-    context : what is left, for the Context
+    name
+        Of the run, after the file.
+    model
+        'mnist', or 'file.py:function' for a function that makes a model.
+    data_path
+        Folder of MNIST's files, None for scikit-learn's digits.
+    download
+        True where absent files may be fetched.
+    epochs
+        ≥ 1.
+    optimizer, learning_rate
+        One of `OPTIMIZERS`.
+    options, data_options, checkpoint, callbacks
+        As for the Trainer.
+    resume
+        True goes on from the newest complete checkpoint, where there is one.
+    output
+        Folder of the results.
+    context
+        What is left, for the Context.
     """
 
     name: str
@@ -77,7 +87,8 @@ def read_recipe(path: Path | str, set: Sequence[str] = ()) -> Recipe:
 
     Parameters
     ----------
-    set : settings laid over it, 'data.path=FOLDER'
+    set
+        Settings laid over it, 'data.path=FOLDER'.
 
     Raises
     ------
@@ -108,7 +119,8 @@ def recipe_of(tree: Tree, name: str) -> Recipe:
 
     Parameters
     ----------
-    name : of the run
+    name
+        Of the run.
 
     Raises
     ------

@@ -50,10 +50,14 @@ class RecipeObjective:
 
     Attributes
     ----------
-    tree : the recipe, ranges and all
-    name : of the file
-    metric : one of `METRICS`
-    digits : what is trained on; None before it is read
+    tree
+        The recipe, ranges and all.
+    name
+        Of the file.
+    metric
+        One of `METRICS`.
+    digits
+        What is trained on; None before it is read.
     """
 
     tree: Tree
@@ -146,10 +150,14 @@ class SearchRecipe:
 
     Attributes
     ----------
-    objective : of a trial
-    plan : what is asked
-    output : folder of the study and of what was found
-    context : what is left, for the Context
+    objective
+        Of a trial.
+    plan
+        What is asked.
+    output
+        Folder of the study and of what was found.
+    context
+        What is left, for the Context.
     """
 
     objective: Callable[[Trial], object]
@@ -164,9 +172,12 @@ class SearchOutcome:
 
     Attributes
     ----------
-    found : the trials
-    results : JSON file of them
-    recipe : the best recipe, None where a function was searched
+    found
+        The trials.
+    results
+        JSON file of them.
+    recipe
+        The best recipe, None where a function was searched.
     """
 
     found: SearchResult
@@ -363,7 +374,8 @@ def carry_out_search(wanted: SearchRecipe, listener: SearchListener, *, devices:
 
     Parameters
     ----------
-    devices : the fleet, before what the file says
+    devices
+        The fleet, before what the file says.
 
     Raises
     ------

@@ -59,10 +59,14 @@ class CollectiveTime(NamedTuple):
 
     Attributes
     ----------
-    what, algorithm, members : as in `CollectiveDone`
-    calls : of one member after the other
-    nbytes : bytes of all their rows
-    seconds : s that members spent in there, all together
+    what, algorithm, members
+        As in `CollectiveDone`.
+    calls
+        Of one member after the other.
+    nbytes
+        Bytes of all their rows.
+    seconds
+        Seconds that members spent in there, all together.
     """
 
     what: str
@@ -164,9 +168,12 @@ class Account:
 
     Attributes
     ----------
-    span_s : s, the whole run
-    seconds : for each device, s per category in the order of `CATEGORIES`
-    problems : one line for each thing that does not add up; empty when the account can be trusted
+    span_s
+        Seconds, the whole run.
+    seconds
+        For each device, s per category in the order of `CATEGORIES`.
+    problems
+        One line for each thing that does not add up; empty when the account can be trusted.
     """
 
     span_s: float

@@ -29,8 +29,10 @@ class Report:
 
     Attributes
     ----------
-    run : everything that the trace tells
-    findings : the figures
+    run
+        Everything that the trace tells.
+    findings
+        The figures.
     """
 
     def __init__(self, run: RunRecord, findings: Findings) -> None:
@@ -74,8 +76,10 @@ def report(ctx: Context | str | Path, *, usd_per_hour: Mapping[str, float] | Non
 
     Parameters
     ----------
-    ctx : a Context that was opened with `trace=`, or the path of a trace
-    usd_per_hour : price per hour by device id, label, name or kind; where none is given, the catalog's
+    ctx
+        A Context that was opened with `trace=`, or the path of a trace.
+    usd_per_hour
+        Price per hour by device id, label, name or kind; where none is given, the catalog's.
 
     Raises
     ------

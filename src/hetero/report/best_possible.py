@@ -30,11 +30,16 @@ class Best:
 
     Attributes
     ----------
-    seconds : s, no placement ends sooner after the first submission
-    saving_s : s, the most that the best placement would have saved
-    cause : what the bound rests on: 'path', 'load', 'window', 'search', or 'mixed' where parts differ
-    pairs, estimated : of function and model of device that can meet; of these never ran, so their times are estimates
-    quiet_s : s in which the program had handed in nothing that was open; no placement removes them
+    seconds
+        Seconds, no placement ends sooner after the first submission.
+    saving_s
+        Seconds, the most that the best placement would have saved.
+    cause
+        What the bound rests on: 'path', 'load', 'window', 'search', or 'mixed' where parts differ.
+    pairs, estimated
+        Of function and model of device that can meet; of these never ran, so their times are estimates.
+    quiet_s
+        Seconds in which the program had handed in nothing that was open; no placement removes them.
     """
 
     seconds: float
@@ -74,9 +79,12 @@ class _Done(NamedTuple):
 
     Attributes
     ----------
-    numbers : the tasks that have some, ascending
-    row, device, seconds : of each attempt the place of its task in `numbers`, its device, and s that it took
-    width, first_s, last_s : of each task how many attempts it had, and s when the first began and the last ended
+    numbers
+        The tasks that have some, ascending.
+    row, device, seconds
+        Of each attempt the place of its task in `numbers`, its device, and s that it took.
+    width, first_s, last_s
+        Of each task how many attempts it had, and s when the first began and the last ended.
     """
 
     numbers: list[int]

@@ -45,11 +45,15 @@ class Gain(NamedTuple):
 
     Attributes
     ----------
-    cause : 'start-up', 'device', 'pin', 'load', 'link', 'loading', 'storing', 'attempts', 'late', 'stragglers' or
-        'messages'
-    subject : the device or function that it is about, '' for none
-    seconds : s that the run would have ended sooner
-    remedy : what to do
+    cause
+        'start-up', 'device', 'pin', 'load', 'link', 'loading', 'storing', 'attempts', 'late', 'stragglers' or
+        'messages'.
+    subject
+        The device or function that it is about, '' for none.
+    seconds
+        Seconds that the run would have ended sooner.
+    remedy
+        What to do.
     """
 
     cause: str
@@ -63,10 +67,14 @@ class Gains(NamedTuple):
 
     Attributes
     ----------
-    found : the largest first; those below 1 % of the run are left out
-    replayed_s : s that the replay of the run as it was took, which should be near what it took
-    tasks : so many were replayed
-    nested : True where tasks waited for others that they had submitted, which no replay does: then there are none
+    found
+        The largest first; those below 1 % of the run are left out.
+    replayed_s
+        Seconds that the replay of the run as it was took, which should be near what it took.
+    tasks
+        So many were replayed.
+    nested
+        True where tasks waited for others that they had submitted, which no replay does: then there are none.
     """
 
     found: tuple[Gain, ...]
@@ -81,10 +89,14 @@ class _Change:
 
     Attributes
     ----------
-    without : index of a device that is left out, -1 for none
-    free : function that may run anywhere
-    quick_load, quick_store : function whose arguments and results take no time, '*' for all
-    link : times the bandwidth
+    without
+        Index of a device that is left out, -1 for none.
+    free
+        Function that may run anywhere.
+    quick_load, quick_store
+        Function whose arguments and results take no time, '*' for all.
+    link
+        Times the bandwidth.
     """
 
     no_start: bool = False

@@ -134,7 +134,8 @@ class Inside:
 
     Attributes
     ----------
-    tracks : by device id and name, what ran beside the attempts: on other threads and streams
+    tracks
+        By device id and name, what ran beside the attempts: on other threads and streams.
     """
 
     def __init__(self, run: RunRecord) -> None:

@@ -33,11 +33,16 @@ class FunctionChange:
 
     Attributes
     ----------
-    before, after : number of runs in A and in B
-    before_s, after_s : s, medians
-    ratio : after / before
-    p : probability that such a difference comes by chance, adjusted for the number of rows
-    verdict : 'slower', 'faster' or 'the same as far as can be told'
+    before, after
+        Number of runs in A and in B.
+    before_s, after_s
+        Seconds, medians.
+    ratio
+        After / before.
+    p
+        Probability that such a difference comes by chance, adjusted for the number of rows.
+    verdict
+        'slower', 'faster' or 'the same as far as can be told'.
     """
 
     function: str
@@ -57,9 +62,12 @@ class Comparison:
 
     Attributes
     ----------
-    before_s, after_s : s, first submission to last outcome
-    changes : those that cost most first
-    categories : per kind of time, s over all devices in A and in B
+    before_s, after_s
+        Seconds, first submission to last outcome.
+    changes
+        Those that cost most first.
+    categories
+        Per kind of time, s over all devices in A and in B.
     """
 
     before_s: float

@@ -52,10 +52,13 @@ class ChainLink(NamedTuple):
 
     Attributes
     ----------
-    attempt : index in `RunRecord.attempts`
-    waited_s : s between what it waited for and its start
-    cause : why it began when it did: 'data' (a task before it ended), 'device' (the attempt before it on its device
-        ended), or 'submission'
+    attempt
+        Index in `RunRecord.attempts`.
+    waited_s
+        Seconds between what it waited for and its start.
+    cause
+        Why it began when it did: 'data' (a task before it ended), 'device' (the attempt before it on its device ended),
+        or 'submission'.
     """
 
     attempt: int
@@ -167,10 +170,14 @@ class OperatorTime(NamedTuple):
 
     Attributes
     ----------
-    device : short name
-    calls : how often it was called in what was profiled
-    own_s : s that it took, without those of what it called
-    share_frac : of all operators of that device
+    device
+        Short name.
+    calls
+        How often it was called in what was profiled.
+    own_s
+        Seconds that it took, without those of what it called.
+    share_frac
+        Of all operators of that device.
     """
 
     operator: str
@@ -213,9 +220,12 @@ class Prediction:
 
     Attributes
     ----------
-    runs : attempts with a prediction
-    predicted_s, measured_s : s, medians
-    error_frac : median of |measured - predicted| / measured
+    runs
+        Attempts with a prediction.
+    predicted_s, measured_s
+        Seconds, medians.
+    error_frac
+        Median of |measured - predicted| / measured.
     """
 
     function: str
@@ -232,23 +242,40 @@ class Findings:
 
     Attributes
     ----------
-    tasks, failed, retried : tasks committed; failed for good; attempts that did not count
-    span_s, makespan_s : s, first submission to last outcome; first start to last finish
-    account : where the time went
-    best : the lower bound
-    gains : what the run would have gained without one cause, as replays in the simulator tell; none of a training
-    others_frac : share of the devices' time that other programs used, as far as it was told
-    chain : what held the run up, first to last
-    path, path_s : the longest chain of the task graph, and its s
-    predictions : per function and device
-    training : what was told of training, None where there was none
-    processes : the time of each process of a launched script, by phase; empty for other runs
-    planning : what was told of plans, None where nothing planned ahead
-    collectives : what members of groups told of collectives, those that took longest first
-    operators : what a profiler told of operators, those that took longest first; empty where none did
-    usd : per device its price for the run, None where its price per hour is not known
-    price_origins : per device where that price is from: 'yours', or the catalog with its source; '' without
-    sentences : the summary, most important first
+    tasks, failed, retried
+        Tasks committed; failed for good; attempts that did not count.
+    span_s, makespan_s
+        Seconds, first submission to last outcome; first start to last finish.
+    account
+        Where the time went.
+    best
+        The lower bound.
+    gains
+        What the run would have gained without one cause, as replays in the simulator tell; none of a training.
+    others_frac
+        Share of the devices' time that other programs used, as far as it was told.
+    chain
+        What held the run up, first to last.
+    path, path_s
+        The longest chain of the task graph, and its s.
+    predictions
+        Per function and device.
+    training
+        What was told of training, None where there was none.
+    processes
+        The time of each process of a launched script, by phase; empty for other runs.
+    planning
+        What was told of plans, None where nothing planned ahead.
+    collectives
+        What members of groups told of collectives, those that took longest first.
+    operators
+        What a profiler told of operators, those that took longest first; empty where none did.
+    usd
+        Per device its price for the run, None where its price per hour is not known.
+    price_origins
+        Per device where that price is from: 'yours', or the catalog with its source; '' without.
+    sentences
+        The summary, most important first.
     """
 
     tasks: int
@@ -313,7 +340,8 @@ def find(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None) -> Fin
 
     Parameters
     ----------
-    usd_per_hour : price per hour by device id, label, name or kind; where none is given, the catalog's
+    usd_per_hour
+        Price per hour by device id, label, name or kind; where none is given, the catalog's.
 
     Raises
     ------

@@ -63,8 +63,10 @@ def page(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None, found:
 
     Parameters
     ----------
-    usd_per_hour : price per hour by device id, label, name or kind; where none is given, the catalog's
-    found : what was found already, None to look now
+    usd_per_hour
+        Price per hour by device id, label, name or kind; where none is given, the catalog's.
+    found
+        What was found already, None to look now.
     """
     found = found or find(run, usd_per_hour)
     script = _script()
@@ -337,10 +339,13 @@ class TimeCurve(NamedTuple):
 
     Attributes
     ----------
-    group : 'devices computing', 'memory', 'links', or what devices told of themselves: 'busy', 'in use', 'temperature',
-        'power', 'expected end'
-    unit : '', 'B', 'B/s', '°C', 'W', 's', or '%' of fractions
-    values : shape (STEPS,), the mean of each step; of memory the value at its end
+    group
+        'devices computing', 'memory', 'links', or what devices told of themselves: 'busy', 'in use', 'temperature',
+        'power', 'expected end'.
+    unit
+        '', 'B', 'B/s', '°C', 'W', 's', or '%' of fractions.
+    values
+        Shape (STEPS,), the mean of each step; of memory the value at its end.
     """
 
     group: str

@@ -38,9 +38,12 @@ class ProcessTime(NamedTuple):
 
     Attributes
     ----------
-    device : short name
-    seconds : s from its start to its end
-    phases : those that it had, in the order of `PHASES`
+    device
+        Short name.
+    seconds
+        Seconds from its start to its end.
+    phases
+        Those that it had, in the order of `PHASES`.
     """
 
     device: str

@@ -33,11 +33,16 @@ class Planning:
 
     Attributes
     ----------
-    places : by task, where the first plan that reached it had it
-    first_end_s : s after the first submission at which the plan at the start was to end
-    replans : plans after that which were told: they moved a task, or another end was expected of them
-    moved : how often a task was put on another device by a new plan
-    elsewhere : tasks that ran on another device than they were first planned on
+    places
+        By task, where the first plan that reached it had it.
+    first_end_s
+        Seconds after the first submission at which the plan at the start was to end.
+    replans
+        Plans after that which were told: they moved a task, or another end was expected of them.
+    moved
+        How often a task was put on another device by a new plan.
+    elsewhere
+        Tasks that ran on another device than they were first planned on.
     """
 
     places: dict[int, PlannedPlace]

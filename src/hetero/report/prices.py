@@ -72,7 +72,8 @@ def rates(devices: Sequence[Device], usd_per_hour: Mapping[str, float]) -> tuple
 
     Parameters
     ----------
-    usd_per_hour : price per hour by device id, label, name or kind
+    usd_per_hour
+        Price per hour by device id, label, name or kind.
 
     Raises
     ------

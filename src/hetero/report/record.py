@@ -30,11 +30,14 @@ class Attempt(NamedTuple):
 
     Attributes
     ----------
-    device : index in `RunRecord.devices`
-    launch_s, start_s, end_s : s, when it was sent, took the device and gave it back
-    predicted_s : s, what was expected, inf where nothing was
-    link_in_s, load_s, store_s, wait_s, link_out_s : s of it that were no running, in the order of `TaskParts`; 0 in
-        traces that do not tell
+    device
+        Index in `RunRecord.devices`.
+    launch_s, start_s, end_s
+        Seconds, when it was sent, took the device and gave it back.
+    predicted_s
+        Seconds, what was expected, inf where nothing was.
+    link_in_s, load_s, store_s, wait_s, link_out_s
+        Seconds of it that were no running, in the order of `TaskParts`; 0 in traces that do not tell.
     """
 
     task: int
@@ -75,10 +78,13 @@ class TaskRecord:
 
     Attributes
     ----------
-    submitted_s, ready_s, over_s : s, when it was handed in, when all that it needs was there, when it was answered;
-        inf where that never came
-    commit : (attempt, device id) whose result counted, None where none did
-    failure : why it failed for good, '' where it did not
+    submitted_s, ready_s, over_s
+        Seconds, when it was handed in, when all that it needs was there, when it was answered; inf where that never
+        came.
+    commit
+        (attempt, device id) whose result counted, None where none did.
+    failure
+        Why it failed for good, '' where it did not.
     """
 
     name: str
@@ -99,22 +105,38 @@ class RunRecord:
 
     Attributes
     ----------
-    devices : the fleet
-    tasks : by id, in the order of submission
-    attempts : in the order in which they ended
-    queued : (device, from, until) where attempts were at a device and had not begun, s
-    transfers : copies between memory nodes
-    up : per device, (from, until) where its worker took tasks, s
-    lost : per device, (at, reason) of each loss
-    put : (item, bytes, node, at) of each value that came to be on a node
-    freed : (item, node, at)
-    warnings : what the user was told
-    used : (at, share) of each device by index, of its time that others used as it was told, 0..1
-    notes : what training, devices and attempts told, as in `hetero.model.annotations`
-    problems : one line for each event that is missing or contradicts another; empty for a sound trace
-    torn : True when the program ended without closing its trace
-    begin_s, end_s : s, first submission and last outcome
-    head : the first line of the trace
+    devices
+        The fleet.
+    tasks
+        By id, in the order of submission.
+    attempts
+        In the order in which they ended.
+    queued
+        (device, from, until) where attempts were at a device and had not begun, s.
+    transfers
+        Copies between memory nodes.
+    up
+        Per device, (from, until) where its worker took tasks, s.
+    lost
+        Per device, (at, reason) of each loss.
+    put
+        (item, bytes, node, at) of each value that came to be on a node.
+    freed
+        (item, node, at).
+    warnings
+        What the user was told.
+    used
+        (at, share) of each device by index, of its time that others used as it was told, 0..1.
+    notes
+        What training, devices and attempts told, as in `hetero.model.annotations`.
+    problems
+        One line for each event that is missing or contradicts another; empty for a sound trace.
+    torn
+        True when the program ended without closing its trace.
+    begin_s, end_s
+        Seconds, first submission and last outcome.
+    head
+        The first line of the trace.
     """
 
     devices: tuple[Device, ...] = ()

@@ -40,7 +40,8 @@ class Table(str):
 
     Attributes
     ----------
-    head, rows, left : as given to `text_table`
+    head, rows, left
+        As given to `text_table`.
     """
 
     __slots__ = ("head", "left", "rows")

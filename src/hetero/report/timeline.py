@@ -37,7 +37,8 @@ def gantt(run: RunRecord, width: int = 100) -> list[Text]:
 
     Parameters
     ----------
-    width : columns of the terminal
+    width
+        Columns of the terminal.
     """
     from rich.text import Text
 

@@ -26,10 +26,14 @@ class TrainingMember:
 
     Attributes
     ----------
-    steps : told steps in which it took part
-    samples : median of a step
-    busy_s : median of s that its passes took in a step
-    alone_per_s : samples/s that it would reach alone, 0 where unknown
+    steps
+        Told steps in which it took part.
+    samples
+        Median of a step.
+    busy_s
+        Median of s that its passes took in a step.
+    alone_per_s
+        Samples/s that it would reach alone, 0 where unknown.
     """
 
     device: str
@@ -45,8 +49,10 @@ class Training:
 
     Attributes
     ----------
-    step_s, exchange_s : medians over the told steps, s
-    members : in the order in which they came
+    step_s, exchange_s
+        Medians over the told steps, s.
+    members
+        In the order in which they came.
     """
 
     steps: tuple[TrainingStep, ...]

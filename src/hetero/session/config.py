@@ -59,8 +59,10 @@ class Communication:
 
     Attributes
     ----------
-    protocol : 'auto', 'shared_memory', 'tcp', 'rdma' or 'nccl'
-    buffer_size_bytes : bytes; a message is cut into pieces of at most this size
+    protocol
+        'auto', 'shared_memory', 'tcp', 'rdma' or 'nccl'.
+    buffer_size_bytes
+        Bytes; a message is cut into pieces of at most this size.
     """
 
     protocol: str = "auto"
@@ -73,19 +75,32 @@ class Config:
 
     Attributes
     ----------
-    source : the file, or what stands for it in messages; '' when there is none
-    devices : the wanted fleet, None for every sound device of this host
-    spec : the wanted fleet where it was written in one line, '' where it was not
-    communication : how group tasks talk
-    engine, policy, isolation : words
-    address : of the Ray cluster: 'local', 'auto' or 'host:port'
-    memory_pool_size_bytes : bytes of the pool that arrays travel through
-    trace : file that the trace is written to
-    name : name of the run, under which checkpoints are found again
-    timeout_s : s; limit of every task that has none of its own
-    profile : what profiles the tasks, 'torch' or None
-    tag_output : True puts device and task in front of each line that a task prints
-    metrics : address and port at which Prometheus may ask, None for nowhere
+    source
+        The file, or what stands for it in messages; '' when there is none.
+    devices
+        The wanted fleet, None for every sound device of this host.
+    spec
+        The wanted fleet where it was written in one line, '' where it was not.
+    communication
+        How group tasks talk.
+    engine, policy, isolation
+        Words.
+    address
+        Of the Ray cluster: 'local', 'auto' or 'host:port'.
+    memory_pool_size_bytes
+        Bytes of the pool that arrays travel through.
+    trace
+        File that the trace is written to.
+    name
+        Name of the run, under which checkpoints are found again.
+    timeout_s
+        Seconds; limit of every task that has none of its own.
+    profile
+        What profiles the tasks, 'torch' or None.
+    tag_output
+        True puts device and task in front of each line that a task prints.
+    metrics
+        Address and port at which Prometheus may ask, None for nowhere.
     """
 
     source: str = ""
@@ -112,9 +127,12 @@ def load(
 
     Parameters
     ----------
-    source : a YAML file, a dict of the same form, or None for the file that HETERO_CONFIG names
-    set : settings laid over it, 'key.path=value' each, or a mapping of paths to values
-    **arguments : keys of the configuration given as keyword arguments of `Context`; None means not given
+    source
+        A YAML file, a dict of the same form, or None for the file that HETERO_CONFIG names.
+    set
+        Settings laid over it, 'key.path=value' each, or a mapping of paths to values.
+    **arguments
+        Keys of the configuration given as keyword arguments of `Context`; None means not given.
 
     Returns
     -------

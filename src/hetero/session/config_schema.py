@@ -79,10 +79,14 @@ class Mistake(NamedTuple):
 
     Attributes
     ----------
-    place : 'file:line', or what stands for it
-    key : the path as `--set` takes it, '' for the whole
-    problem : the value that was given and what is allowed
-    remedy : what to do, '' where that is plain
+    place
+        'file:line', or what stands for it.
+    key
+        The path as `--set` takes it, '' for the whole.
+    problem
+        The value that was given and what is allowed.
+    remedy
+        What to do, '' where that is plain.
     """
 
     place: str

@@ -88,7 +88,8 @@ class DebugLog:
 
     Attributes
     ----------
-    machine : the core whose placements are told, None before it is there
+    machine
+        The core whose placements are told, None before it is there.
     """
 
     def __init__(self, level: int) -> None:

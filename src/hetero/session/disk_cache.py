@@ -30,7 +30,8 @@ class DiskCache:
 
     Parameters
     ----------
-    name : the file's name
+    name
+        The file's name.
     """
 
     def __init__(self, name: str) -> None:
@@ -67,7 +68,8 @@ def backend_key(backend: type[Backend], python: str = "") -> str:
 
     Parameters
     ----------
-    python : the Python that the probe runs in, '' for this one
+    python
+        The Python that the probe runs in, '' for this one.
     """
     if python:
         home = Path(python).expanduser().parent.parent

@@ -26,9 +26,12 @@ class Explained:
 
     Attributes
     ----------
-    name : of the function
-    devices : one explanation a device, in the order of the fleet
-    best : id of the device with the least estimate, '' where none can run it
+    name
+        Of the function.
+    devices
+        One explanation a device, in the order of the fleet.
+    best
+        Id of the device with the least estimate, '' where none can run it.
     """
 
     def __init__(self, name: str, devices: tuple[Explanation, ...]) -> None:

@@ -62,9 +62,12 @@ def survey(refresh: bool = False, only: Iterable[str] | None = None, python: str
 
     Parameters
     ----------
-    refresh : True to probe again what is remembered
-    only : names of back ends, None for all
-    python : the Python whose packages count, '' for this one
+    refresh
+        True to probe again what is remembered.
+    only
+        Names of back ends, None for all.
+    python
+        The Python whose packages count, '' for this one.
 
     Returns
     -------
@@ -119,7 +122,8 @@ def choose(found: Iterable[Found]) -> tuple[tuple[Device, ...], tuple[tuple[Devi
 
     Parameters
     ----------
-    found : of a survey, the preferred back ends first
+    found
+        Of a survey, the preferred back ends first.
 
     Returns
     -------
@@ -189,9 +193,10 @@ def from_spec(spec: str) -> tuple[Device, ...]:
 
     Parameters
     ----------
-    spec : entries with commas between them: `kind` is all devices of a kind, `2xkind` two of them, `kind:1` the one
-        with index 1. Counted devices on the CPU (`cpu`, `torch-cpu`, `jax-cpu`) have a core each, `2xcpu/4cores` have
-        four; cores are handed out in turn. `*f` at the end throttles: 0 < f <= 1.
+    spec
+        Entries with commas between them: `kind` is all devices of a kind, `2xkind` two of them, `kind:1` the one with
+        index 1. Counted devices on the CPU (`cpu`, `torch-cpu`, `jax-cpu`) have a core each, `2xcpu/4cores` have four;
+        cores are handed out in turn. `*f` at the end throttles: 0 < f <= 1.
 
     Raises
     ------
@@ -233,8 +238,10 @@ def build(entries: Sequence[DeviceEntry], notes: list[str] | None = None) -> tup
 
     Parameters
     ----------
-    entries : one an entry of `devices`, () for what `choose` takes of this host
-    notes : lines for people are added to it: what was left out, and why
+    entries
+        One an entry of `devices`, () for what `choose` takes of this host.
+    notes
+        Lines for people are added to it: what was left out, and why.
 
     Raises
     ------
@@ -335,8 +342,10 @@ def choose_protocol(protocol: str, source: str = "") -> str:
 
     Parameters
     ----------
-    protocol : 'auto', 'shared_memory', 'tcp', 'rdma' or 'nccl'
-    source : the configuration's name, for the message
+    protocol
+        'auto', 'shared_memory', 'tcp', 'rdma' or 'nccl'.
+    source
+        The configuration's name, for the message.
 
     Raises
     ------
@@ -365,8 +374,10 @@ def find_devices(config: Config, notes: list[str] | None = None) -> tuple[Device
 
     Parameters
     ----------
-    config : whose devices, spec, isolation and protocol count
-    notes : lines for people are added to it: what was left out, and why
+    config
+        Whose devices, spec, isolation and protocol count.
+    notes
+        Lines for people are added to it: what was left out, and why.
 
     Raises
     ------
@@ -409,9 +420,11 @@ def placed(
 
     Parameters
     ----------
-    devices : a fleet in one line, devices, or None for those that the topology names, else those that a Context takes
-    topology : links between memories, a fabric, a file of either kind that `hetero.cluster.topology` reads, or None for
-        what this host tells
+    devices
+        A fleet in one line, devices, or None for those that the topology names, else those that a Context takes.
+    topology
+        Links between memories, a fabric, a file of either kind that `hetero.cluster.topology` reads, or None for what
+        this host tells.
 
     Raises
     ------

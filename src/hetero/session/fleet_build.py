@@ -53,17 +53,28 @@ class DeviceEntry:
 
     Attributes
     ----------
-    type : a type, kind or label, in any case
-    id : number of the device among those of its type, or its id; None for every one
-    cores : cores of a CPU device, None for all in the usual grouping
-    memory_limit_bytes : the most memory that hetero may use on it, None for all
-    throttle_frac : 0 < f <= 1
-    optional : True when it may be absent
-    isolation : 'process' or 'thread'
-    python : the Python that its worker runs in, '' for this one
-    link_bytes_per_s, link_latency_s : an emulated link to the host, 0 for none
-    backend : the back end to use, '' for the preferred one
-    where : 'file:line' for messages
+    type
+        A type, kind or label, in any case.
+    id
+        Number of the device among those of its type, or its id; None for every one.
+    cores
+        Cores of a CPU device, None for all in the usual grouping.
+    memory_limit_bytes
+        The most memory that hetero may use on it, None for all.
+    throttle_frac
+        0 < f <= 1.
+    optional
+        True when it may be absent.
+    isolation
+        'process' or 'thread'.
+    python
+        The Python that its worker runs in, '' for this one.
+    link_bytes_per_s, link_latency_s
+        An emulated link to the host, 0 for none.
+    backend
+        The back end to use, '' for the preferred one.
+    where
+        'file:line' for messages.
     """
 
     type: str
@@ -99,13 +110,20 @@ class Wanted:
 
     Attributes
     ----------
-    text : for messages
-    word : label, kind or type, in lower case
-    count : number of devices, None for all
-    cores : cores of each CPU device, None for one each where they are counted, else for the usual grouping
-    throttle_frac : 0 < f <= 1
-    id : number or id of one device, None for any
-    backend : name of a back end, '' for any
+    text
+        For messages.
+    word
+        Label, kind or type, in lower case.
+    count
+        Number of devices, None for all.
+    cores
+        Cores of each CPU device, None for one each where they are counted, else for the usual grouping.
+    throttle_frac
+        0 < f <= 1.
+    id
+        Number or id of one device, None for any.
+    backend
+        Name of a back end, '' for any.
     """
 
     text: str
@@ -235,9 +253,12 @@ class Builder:
 
     Parameters
     ----------
-    found : what a survey found
-    chosen : those that `choose` takes, for words that name a type
-    cores : CPU numbers to hand out, None for the host's
+    found
+        What a survey found.
+    chosen
+        Those that `choose` takes, for words that name a type.
+    cores
+        CPU numbers to hand out, None for the host's.
     """
 
     def __init__(self, found: Iterable[Found], chosen: Sequence[Device], cores: Sequence[int] | None = None) -> None:

@@ -44,8 +44,10 @@ def measure(devices: Sequence[Device], refresh: bool = False, notes: list[str] |
 
     Parameters
     ----------
-    refresh : True to measure again
-    notes : takes a line for each device that could not be measured, with the reason
+    refresh
+        True to measure again.
+    notes
+        Takes a line for each device that could not be measured, with the reason.
 
     Returns
     -------
@@ -162,7 +164,8 @@ def status(devices: Sequence[Device], sample_s: float = 0.1) -> tuple[DeviceStat
 
     Parameters
     ----------
-    sample_s : s to watch the CPUs for; below 0.05 their utilisation stays unknown
+    sample_s
+        Seconds to watch the CPUs for; below 0.05 their utilisation stays unknown.
     """
     loads = [CpuLoad(device.cpus) if device.is_host and not device.simulated else None for device in devices]
     for load in loads:

@@ -39,14 +39,20 @@ class FunctionSource:
 
     Attributes
     ----------
-    name : for people
-    model_key : names the code, the same in every run, '' before the first `current`; the key of measured times
-        begins with it
-    shipped : what travels in place of the function, None for the function itself
-    plain_task : the task without wishes that was made of a plain function, None before
-    pooled : the task that an executor made of another: the request of that one, the executor's devices, the task
-    chunked : the same function over the items of a chunk, None before it is needed
-    nests : True once a call of it in this process was seen to submit tasks itself
+    name
+        For people.
+    model_key
+        Names the code, the same in every run, '' before the first `current`; the key of measured times begins with it.
+    shipped
+        What travels in place of the function, None for the function itself.
+    plain_task
+        The task without wishes that was made of a plain function, None before.
+    pooled
+        The task that an executor made of another: the request of that one, the executor's devices, the task.
+    chunked
+        The same function over the items of a chunk, None before it is needed.
+    nests
+        True once a call of it in this process was seen to submit tasks itself.
     """
 
     __slots__ = (

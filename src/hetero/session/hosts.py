@@ -88,8 +88,10 @@ def devices_of(cluster: Cluster | None, config: Config, notes: list[str]) -> tup
 
     Parameters
     ----------
-    cluster : None for this host alone
-    notes : lines for people are added to it: what was left out, and why
+    cluster
+        None for this host alone.
+    notes
+        Lines for people are added to it: what was left out, and why.
 
     Raises
     ------

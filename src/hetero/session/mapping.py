@@ -90,9 +90,12 @@ def chunk_size(item_s: float, left: int, devices: int) -> int:
 
     Parameters
     ----------
-    item_s : s, one item
-    left : items left
-    devices : >= 1
+    item_s
+        Seconds, one item.
+    left
+        Items left.
+    devices
+        >= 1.
 
     Examples
     --------

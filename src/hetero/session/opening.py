@@ -54,18 +54,27 @@ class Opened:
 
     Parameters
     ----------
-    config : what was asked for
-    setup : what workers take over from the program
-    split : cuts a task that ran out of memory
-    history : True reads the times measured in earlier runs, and keeps those of this one
-    progress : True shows the progress, None shows that of longer runs where HETERO_PROGRESS says so
+    config
+        What was asked for.
+    setup
+        What workers take over from the program.
+    split
+        Cuts a task that ran out of memory.
+    history
+        True reads the times measured in earlier runs, and keeps those of this one.
+    progress
+        True shows the progress, None shows that of longer runs where HETERO_PROGRESS says so.
 
     Attributes
     ----------
-    devices : the fleet
-    driver : started
-    engine_name : for people
-    policy_reason : why this policy, in words
+    devices
+        The fleet.
+    driver
+        Started.
+    engine_name
+        For people.
+    policy_reason
+        Why this policy, in words.
     """
 
     def __init__(
@@ -286,8 +295,10 @@ class Joining:
 
     Parameters
     ----------
-    config : of the Context
-    found : called with the devices of a host that has any
+    config
+        Of the Context.
+    found
+        Called with the devices of a host that has any.
     """
 
     def __init__(self, config: Config, found: Callable[[tuple[Device, ...]], None]) -> None:
@@ -322,8 +333,10 @@ class Sampler:
 
     Parameters
     ----------
-    driver : takes the notes
-    devices : the fleet; simulated devices and processors are not asked, the host is
+    driver
+        Takes the notes.
+    devices
+        The fleet; simulated devices and processors are not asked, the host is.
     """
 
     def __init__(self, driver: Driver, devices: Sequence[Device]) -> None:

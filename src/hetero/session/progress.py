@@ -43,8 +43,10 @@ class ProgressView:
 
     Parameters
     ----------
-    counts, devices : what is shown
-    short : True also tells of a run, without a terminal, that ends before its first line is due
+    counts, devices
+        What is shown.
+    short
+        True also tells of a run, without a terminal, that ends before its first line is due.
     """
 
     def __init__(self, counts: TaskCounts, devices: Sequence[Device], short: bool = True) -> None:

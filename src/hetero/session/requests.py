@@ -68,9 +68,12 @@ def build_request(options: Mapping[str, object], implementations: Iterable[str],
 
     Parameters
     ----------
-    options : options by name, those not given left out
-    implementations : device words that the task has code of its own for
-    has_plain : True where it has a plain Python function, too
+    options
+        Options by name, those not given left out.
+    implementations
+        Device words that the task has code of its own for.
+    has_plain
+        True where it has a plain Python function, too.
 
     Raises
     ------

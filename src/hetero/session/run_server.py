@@ -142,11 +142,13 @@ class Publication:
 
     Parameters
     ----------
-    listener : a new socket whose address is a file; closed at the end
+    listener
+        A new socket whose address is a file; closed at the end.
 
     Attributes
     ----------
-    descriptor : JSON file, mode 0600: name, pid, host, began, script, socket, token
+    descriptor
+        JSON file, mode 0600: name, pid, host, began, script, socket, token.
 
     Raises
     ------
@@ -243,10 +245,14 @@ class OpenRun:
 
     Attributes
     ----------
-    name : the run's name, that of its script where it has none
-    pid, host, began : its process, its machine and its beginning, ISO 8601
-    user : name of the owner where that is somebody else, else ''
-    socket, token : how to ask it; '' where it is somebody else's
+    name
+        The run's name, that of its script where it has none.
+    pid, host, began
+        Its process, its machine and its beginning, ISO 8601.
+    user
+        Name of the owner where that is somebody else, else ''.
+    socket, token
+        How to ask it; '' where it is somebody else's.
     """
 
     name: str

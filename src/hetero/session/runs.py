@@ -125,7 +125,8 @@ def trace_of(run: Context | str | Path) -> str | Path:
 
     Parameters
     ----------
-    run : a Context that was opened with `trace=`, or the path of a trace
+    run
+        A Context that was opened with `trace=`, or the path of a trace.
 
     Raises
     ------

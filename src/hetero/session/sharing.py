@@ -77,7 +77,8 @@ class SharedOnce:
 
     Attributes
     ----------
-    shares : False where arrays do not travel as items of the host
+    shares
+        False where arrays do not travel as items of the host.
     """
 
     def __init__(self, ctx: Context) -> None:

@@ -32,8 +32,10 @@ def describe(function_key: str, args: tuple[object, ...], kwargs: Mapping[str, o
 
     Parameters
     ----------
-    function_key : the function's name and the digest of its code
-    args, kwargs : the arguments of the call
+    function_key
+        The function's name and the digest of its code.
+    args, kwargs
+        The arguments of the call.
 
     Returns
     -------

@@ -26,11 +26,16 @@ class StageChoice:
 
     Attributes
     ----------
-    chain : what was planned for
-    plan : the stages to run
-    alone : the whole model on its best device, None where it fits on none
-    call_s : s that a call takes besides its work, on one device and on all of them
-    reason : why one device runs all of it, '' where it is split
+    chain
+        What was planned for.
+    plan
+        The stages to run.
+    alone
+        The whole model on its best device, None where it fits on none.
+    call_s
+        Seconds that a call takes besides its work, on one device and on all of them.
+    reason
+        Why one device runs all of it, '' where it is split.
     """
 
     chain: LayerChain
@@ -105,7 +110,8 @@ def given_stages(
 
     Parameters
     ----------
-    place : (device, how many layers) of each stage in order
+    place
+        (device, how many layers) of each stage in order.
 
     Raises
     ------

@@ -62,15 +62,21 @@ class SplitFleet:
 
     Parameters
     ----------
-    devices, context : the fleet and how it is opened, or a Context that is open
-    slow : by short device id, the share of speed at layers of a class
-    layers : of the model
+    devices, context
+        The fleet and how it is opened, or a Context that is open.
+    slow
+        By short device id, the share of speed at layers of a class.
+    layers
+        Of the model.
 
     Attributes
     ----------
-    ctx : the Context; `lent` where the user opened it
-    slow : by device id
-    notes : what is to be known of devices
+    ctx
+        The Context; `lent` where the user opened it.
+    slow
+        By device id.
+    notes
+        What is to be known of devices.
 
     Raises
     ------

@@ -26,9 +26,12 @@ class Layer:
 
     Attributes
     ----------
-    name : where it is in the model, as in 'layer1.0'
-    kind : what it is, as in 'Conv2d'
-    module : a torch module that takes one tensor
+    name
+        Where it is in the model, as in 'layer1.0'.
+    kind
+        What it is, as in 'Conv2d'.
+    module
+        A torch module that takes one tensor.
     """
 
     name: str
@@ -41,7 +44,8 @@ def chain_of(model: object, training: bool) -> list[Layer]:
 
     Parameters
     ----------
-    training : True where the layers are to be trained
+    training
+        True where the layers are to be trained.
 
     Raises
     ------

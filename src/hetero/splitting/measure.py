@@ -63,9 +63,12 @@ class Measuring:
 
     Attributes
     ----------
-    number : of the split in its program
-    optimizer : makes an optimizer of parameters, None where nothing is trained
-    slow : by device id, the share of speed at layers of a class
+    number
+        Of the split in its program.
+    optimizer
+        Makes an optimizer of parameters, None where nothing is trained.
+    slow
+        By device id, the share of speed at layers of a class.
     """
 
     number: int
@@ -79,11 +82,16 @@ class LayerCost:
 
     Attributes
     ----------
-    seconds : s of a micro-batch, the backward pass included where it is trained; inf where it cannot run
-    weight_bytes : bytes kept all the time: parameters, buffers, gradients, state of the optimizer
-    kept_bytes : bytes kept of a micro-batch for its backward pass
-    working_bytes : bytes of its input and output
-    reason : why it cannot run, '' where it can
+    seconds
+        Seconds of a micro-batch, the backward pass included where it is trained; inf where it cannot run.
+    weight_bytes
+        Bytes kept all the time: parameters, buffers, gradients, state of the optimizer.
+    kept_bytes
+        Bytes kept of a micro-batch for its backward pass.
+    working_bytes
+        Bytes of its input and output.
+    reason
+        Why it cannot run, '' where it can.
     """
 
     seconds: float
@@ -99,8 +107,10 @@ class LinkCost:
 
     Attributes
     ----------
-    latency_s : s of a tensor of one number
-    s_per_byte : s each further byte takes
+    latency_s
+        Seconds of a tensor of one number.
+    s_per_byte
+        Seconds each further byte takes.
     """
 
     latency_s: float
@@ -120,11 +130,16 @@ class SplitCosts:
 
     Attributes
     ----------
-    layers, devices : what
-    by_device : of each device, the cost of each layer
-    links : by two device ids
-    output_bytes : of each layer
-    call_s : s that a call takes besides its work, on one device and on all of them
+    layers, devices
+        What.
+    by_device
+        Of each device, the cost of each layer.
+    links
+        By two device ids.
+    output_bytes
+        Of each layer.
+    call_s
+        Seconds that a call takes besides its work, on one device and on all of them.
     """
 
     layers: Sequence[Layer]
@@ -157,8 +172,10 @@ def measure_layers(work: Measuring, blobs: Sequence[object], inputs: Sequence[Pa
 
     Parameters
     ----------
-    blobs : the pickled layers as arrays of bytes
-    inputs : of each layer
+    blobs
+        The pickled layers as arrays of bytes.
+    inputs
+        Of each layer.
 
     Notes
     -----
@@ -293,8 +310,10 @@ def measure_links(devices: Sequence[str], nbytes: int) -> list[dict[tuple[str, s
 
     Parameters
     ----------
-    devices : ids
-    nbytes : of the largest tensor that will travel
+    devices
+        Ids.
+    nbytes
+        Of the largest tensor that will travel.
     """
     frame = running_frame()
     channel, place = StageChannel(frame, devices), torch_place(frame.device)
@@ -346,9 +365,12 @@ def survey(
 
     Parameters
     ----------
-    values : the input of each layer, and the output
-    optimizer : makes an optimizer of parameters, None where nothing is trained
-    number : of the split in this program
+    values
+        The input of each layer, and the output.
+    optimizer
+        Makes an optimizer of parameters, None where nothing is trained.
+    number
+        Of the split in this program.
     """
     ctx = fleet.ctx
     links, call_s = _links(fleet, max(value.nbytes for value in values))

@@ -20,13 +20,19 @@ class StageReport:
 
     Attributes
     ----------
-    device : its short id
-    note : what is not real about its speed, '' where all is
-    layers : names of the first and the last layer
-    count : how many layers
-    predicted_s, measured_s : s of a micro-batch, its share of the crossings included in the prediction only; what
-        was measured is the median of the passes, None before the first
-    need_bytes : memory that its layers take
+    device
+        Its short id.
+    note
+        What is not real about its speed, '' where all is.
+    layers
+        Names of the first and the last layer.
+    count
+        How many layers.
+    predicted_s, measured_s
+        Seconds of a micro-batch, its share of the crossings included in the prediction only; what was measured is the
+        median of the passes, None before the first.
+    need_bytes
+        Memory that its layers take.
     """
 
     device: str
@@ -44,18 +50,30 @@ class SplitReport:
 
     Attributes
     ----------
-    model : name of its class
-    training : True where it is trained, so that times are those of both passes
-    stages : in order
-    micro_batch : samples of one
-    micro_batches : of a batch, as the figures below have them: of the last pass, or as was planned for
-    predicted_samples_per_s : of the split
-    measured_samples_per_s : median of the passes, call included; None before the first
-    passes : how many the measured figures are of, the last 100 at most
-    alone : short id of the best device alone, None where the model fits on none
-    alone_samples_per_s : predicted for it, None where there is none
-    reason : why one device runs all of it, '' where it is split
-    notes : what else is to be known
+    model
+        Name of its class.
+    training
+        True where it is trained, so that times are those of both passes.
+    stages
+        In order.
+    micro_batch
+        Samples of one.
+    micro_batches
+        Of a batch, as the figures below have them: of the last pass, or as was planned for.
+    predicted_samples_per_s
+        Of the split.
+    measured_samples_per_s
+        Median of the passes, call included; None before the first.
+    passes
+        How many the measured figures are of, the last 100 at most.
+    alone
+        Short id of the best device alone, None where the model fits on none.
+    alone_samples_per_s
+        Predicted for it, None where there is none.
+    reason
+        Why one device runs all of it, '' where it is split.
+    notes
+        What else is to be known.
     """
 
     model: str

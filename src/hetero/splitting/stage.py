@@ -78,8 +78,10 @@ def slow_layers(module: torch.nn.Module, fracs: Mapping[str, float]) -> None:
 
     Parameters
     ----------
-    module : whose parts are slowed down, forward and backward
-    fracs : share of speed by class name, as in {'Conv2d': 0.3}
+    module
+        Whose parts are slowed down, forward and backward.
+    fracs
+        Share of speed by class name, as in {'Conv2d': 0.3}.
 
     Notes
     -----
@@ -119,12 +121,18 @@ class StageParts:
 
     Attributes
     ----------
-    modules : the layers
-    first : number of the first of them in the model
-    all_train : True where the model was given in eval mode, so that all of it trains; else its own modes count
-    loss : of the last stage, None elsewhere and where nothing is trained
-    optimizer : makes an optimizer of the stage's parameters; None where nothing is trained
-    optimizer_state : where that begins, None at the beginning
+    modules
+        The layers.
+    first
+        Number of the first of them in the model.
+    all_train
+        True where the model was given in eval mode, so that all of it trains; else its own modes count.
+    loss
+        Of the last stage, None elsewhere and where nothing is trained.
+    optimizer
+        Makes an optimizer of the stage's parameters; None where nothing is trained.
+    optimizer_state
+        Where that begins, None at the beginning.
     """
 
     modules: tuple[torch.nn.Module, ...]
@@ -141,15 +149,24 @@ class StageJob:
 
     Attributes
     ----------
-    action : 'load', 'predict' or 'train'
-    number : of the split in its program
-    generation : grows when all stages are to begin anew from what the program has
-    devices : ids in the order of the stages
-    slow : by device id, the share of speed at layers of a class
-    layers : of the whole model
-    micro_batch : samples of one
-    begun, step : steps done where this generation began, and by now
-    seed : of dropout
+    action
+        'load', 'predict' or 'train'.
+    number
+        Of the split in its program.
+    generation
+        Grows when all stages are to begin anew from what the program has.
+    devices
+        Ids in the order of the stages.
+    slow
+        By device id, the share of speed at layers of a class.
+    layers
+        Of the whole model.
+    micro_batch
+        Samples of one.
+    begun, step
+        Steps done where this generation began, and by now.
+    seed
+        Of dropout.
     """
 
     action: StageAction
@@ -170,9 +187,12 @@ class StageOutput:
 
     Attributes
     ----------
-    busy_s : s that it computed
-    outputs : of the last stage in prediction
-    loss : of the last stage in training
+    busy_s
+        Seconds that it computed.
+    outputs
+        Of the last stage in prediction.
+    loss
+        Of the last stage in training.
     """
 
     busy_s: float

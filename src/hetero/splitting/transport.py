@@ -24,8 +24,10 @@ class PackedTensor(NamedTuple):
 
     Attributes
     ----------
-    array : NumPy array of its bits
-    dtype : torch's name, since NumPy lacks bfloat16
+    array
+        NumPy array of its bits.
+    dtype
+        Torch's name, since NumPy lacks bfloat16.
     """
 
     array: NDArray[np.generic]
@@ -65,8 +67,10 @@ class StageChannel:
 
     Parameters
     ----------
-    frame : of the running task
-    devices : ids of the devices in the order of the stages
+    frame
+        Of the running task.
+    devices
+        Ids of the devices in the order of the stages.
 
     Notes
     -----

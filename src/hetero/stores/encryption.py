@@ -64,11 +64,13 @@ class EncryptionKey:
 
     Parameters
     ----------
-    secret : 32 random bytes
+    secret
+        32 random bytes.
 
     Attributes
     ----------
-    id : 32 hexadecimal digits that name the key and do not reveal it
+    id
+        32 hexadecimal digits that name the key and do not reveal it.
 
     Examples
     --------
@@ -113,9 +115,12 @@ def read_key(file: str | Path | None = None, variable: str | None = None, comman
 
     Parameters
     ----------
-    file : which others may not read
-    variable : name of an environment variable
-    command : is run without a shell, and prints the key; so a vault or an agent may hold it
+    file
+        Which others may not read.
+    variable
+        Name of an environment variable.
+    command
+        Is run without a shell, and prints the key; so a vault or an agent may hold it.
 
     Raises
     ------
@@ -268,7 +273,8 @@ def encrypt(
 
     Parameters
     ----------
-    name : is authenticated too, for values that must not be taken for one another
+    name
+        Is authenticated too, for values that must not be taken for one another.
 
     Examples
     --------
@@ -301,9 +307,12 @@ def decrypt(
 
     Parameters
     ----------
-    target : None to verify only; a caller must throw away what it holds where this raises
-    keys : that may have been used
-    place : names the file in errors
+    target
+        None to verify only; a caller must throw away what it holds where this raises.
+    keys
+        That may have been used.
+    place
+        Names the file in errors.
 
     Raises
     ------
@@ -329,7 +338,8 @@ def rekey(file: IO[bytes], old: Sequence[EncryptionKey], new: EncryptionKey, pla
 
     Parameters
     ----------
-    file : opened for reading and writing, at any place
+    file
+        Opened for reading and writing, at any place.
 
     Raises
     ------
@@ -351,12 +361,15 @@ class EncryptedFile:
 
     Parameters
     ----------
-    file : opened for reading, and seekable
-    keys : that may have been used
+    file
+        Opened for reading, and seekable.
+    keys
+        That may have been used.
 
     Attributes
     ----------
-    nbytes : plain bytes that it has; the last chunk, which alone bears the mark of the last, was authenticated
+    nbytes
+        Plain bytes that it has; the last chunk, which alone bears the mark of the last, was authenticated.
 
     Raises
     ------
@@ -411,9 +424,12 @@ class EncryptedStore(Store):
 
     Parameters
     ----------
-    store : that keeps the encrypted values
-    key : encrypts what is written
-    older : keys that earlier values may be encrypted with
+    store
+        That keeps the encrypted values.
+    key
+        Encrypts what is written.
+    older
+        Keys that earlier values may be encrypted with.
 
     Notes
     -----

@@ -103,9 +103,12 @@ class FileStore(Store):
 
     Parameters
     ----------
-    root : folder; made by the first `put`
-    disk : the file operations, replaced in tests of power cuts
-    own_only : True to refuse values that another user wrote or may change, as where they are unpickled
+    root
+        Folder; made by the first `put`.
+    disk
+        The file operations, replaced in tests of power cuts.
+    own_only
+        True to refuse values that another user wrote or may change, as where they are unpickled.
 
     Notes
     -----

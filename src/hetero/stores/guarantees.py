@@ -52,10 +52,14 @@ class Guarantee(NamedTuple):
 
     Attributes
     ----------
-    name : what it is
-    holds : whether it was seen to hold, None where it was not tried
-    seen : what was seen
-    instead : what is done where it does not hold, '' where it does
+    name
+        What it is.
+    holds
+        Whether it was seen to hold, None where it was not tried.
+    seen
+        What was seen.
+    instead
+        What is done where it does not hold, '' where it does.
     """
 
     name: str
@@ -69,7 +73,8 @@ def probe_storage(url: str | Path, storage: Storage = BY_ENVIRONMENT) -> tuple[G
 
     Parameters
     ----------
-    url : of an object store, or a folder that is there
+    url
+        Of an object store, or a folder that is there.
 
     Raises
     ------

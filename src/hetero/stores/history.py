@@ -70,11 +70,16 @@ class Absence(NamedTuple):
 
     Attributes
     ----------
-    function : its name
-    python : the interpreter of the environment, '' for the program's own
-    label : kind of the devices
-    message : the line of the exception
-    day : when it was last so, as in '2026-11-22'
+    function
+        Its name.
+    python
+        The interpreter of the environment, '' for the program's own.
+    label
+        Kind of the devices.
+    message
+        The line of the exception.
+    day
+        When it was last so, as in '2026-11-22'.
     """
 
     function: str
@@ -92,7 +97,8 @@ class HistoryStore:
 
     Parameters
     ----------
-    path : the file; it and its folder are made when they are absent
+    path
+        The file; it and its folder are made when they are absent.
 
     Raises
     ------

@@ -45,8 +45,10 @@ class UrlStore(Store):
 
     Parameters
     ----------
-    url : as 's3://bucket/folder', 'gs://…', 'az://…', or 'memory://' for tests
-    storage : options beyond those of the environment, such as the endpoint
+    url
+        As 's3://bucket/folder', 'gs://…', 'az://…', or 'memory://' for tests.
+    storage
+        Options beyond those of the environment, such as the endpoint.
 
     Notes
     -----

@@ -56,9 +56,12 @@ class Bench:
 
     Parameters
     ----------
-    engine : not started yet
-    devices : the fleet
-    worker : the workers' entry point
+    engine
+        Not started yet.
+    devices
+        The fleet.
+    worker
+        The workers' entry point.
     """
 
     def __init__(self, engine: Engine, devices: Sequence[Device] = (), worker: WorkerEntry | None = None) -> None:
@@ -164,12 +167,16 @@ def check_engine(
 
     Parameters
     ----------
-    make_engine : gives a new engine, not started
-    processes : True when tasks run in processes of their own, so that values are copied and a worker can be
-        killed; False when everything is handed over by reference
-    concurrent : True when tasks run while the caller goes on; False when they run in `pump`
-    alone : True when nothing may be left of its processes and files once it has stopped; False when they belong
-        to a service that goes on
+    make_engine
+        Gives a new engine, not started.
+    processes
+        True when tasks run in processes of their own, so that values are copied and a worker can be killed; False when
+        everything is handed over by reference.
+    concurrent
+        True when tasks run while the caller goes on; False when they run in `pump`.
+    alone
+        True when nothing may be left of its processes and files once it has stopped; False when they belong to a
+        service that goes on.
 
     Raises
     ------

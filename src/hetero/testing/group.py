@@ -21,8 +21,10 @@ def check_group(group: object, algorithms: Sequence[str] = ("auto",)) -> None:
 
     Parameters
     ----------
-    group : has `rank`, `world_size`, `all_reduce`, `start_all_reduce`, `broadcast`, `all_gather`, `reduce_scatter`
-    algorithms : those to be tried
+    group
+        Has `rank`, `world_size`, `all_reduce`, `start_all_reduce`, `broadcast`, `all_gather`, `reduce_scatter`.
+    algorithms
+        Those to be tried.
     """
     for algorithm in algorithms:
         for shape in _SHAPES:

@@ -36,8 +36,10 @@ def check_policy(policy: Policy | str, seed: int = 0) -> None:
 
     Parameters
     ----------
-    policy : a policy, or a name that the registry knows
-    seed : of the fleets and tasks that it is shown
+    policy
+        A policy, or a name that the registry knows.
+    seed
+        Of the fleets and tasks that it is shown.
 
     Raises
     ------

@@ -33,7 +33,8 @@ class RecordingDisk(Disk):
 
     Attributes
     ----------
-    log : the steps so far
+    log
+        The steps so far.
     """
 
     def __init__(self, root: Path) -> None:

@@ -42,11 +42,15 @@ def check_store(
 
     Parameters
     ----------
-    make_store : opens the store, always on the same place, which is empty at first; it is called again in
-        child processes, so cloudpickle must be able to send it
-    folder : where the store keeps its files; given, they are damaged to see whether that is noticed
-    kills : times that a writing process is killed
-    operations : calls that 16 processes make at once on the same few keys and folders
+    make_store
+        Opens the store, always on the same place, which is empty at first; it is called again in child processes, so
+        cloudpickle must be able to send it.
+    folder
+        Where the store keeps its files; given, they are damaged to see whether that is noticed.
+    kills
+        Times that a writing process is killed.
+    operations
+        Calls that 16 processes make at once on the same few keys and folders.
 
     Raises
     ------
@@ -74,7 +78,8 @@ def check_power_cuts(make_store: Callable[[Path, Disk], Store]) -> int:
 
     Parameters
     ----------
-    make_store : opens the store on a folder, with the disk that it must use for every change
+    make_store
+        Opens the store on a folder, with the disk that it must use for every change.
 
     Returns
     -------

@@ -24,8 +24,10 @@ def recompute_blocks(model: torch.nn.Module, wanted: str | Sequence[str], random
 
     Parameters
     ----------
-    wanted : 'none', 'blocks' for what `blocks` finds, or names of modules as `named_modules` has them
-    random : what the model draws from, None where nothing is computed
+    wanted
+        'none', 'blocks' for what `blocks` finds, or names of modules as `named_modules` has them.
+    random
+        What the model draws from, None where nothing is computed.
 
     Raises
     ------

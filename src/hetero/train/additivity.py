@@ -54,11 +54,16 @@ def verify(
 
     Parameters
     ----------
-    parts : pickled (model, loss, optimizer)
-    place : torch's name of the device
-    ids : samples of a step
-    more : samples that may take their places where they are shorter or longer, and a `collate_fn` may pad
-    cut : True where steps are computed in several passes
+    parts
+        Pickled (model, loss, optimizer).
+    place
+        Torch's name of the device.
+    ids
+        Samples of a step.
+    more
+        Samples that may take their places where they are shorter or longer, and a `collate_fn` may pad.
+    cut
+        True where steps are computed in several passes.
 
     Returns
     -------
@@ -103,9 +108,12 @@ class _TrialPass:
 
     Attributes
     ----------
-    sums : of the losses, and its weight
-    gradients : by parameter
-    buffers : names of those that the pass changed
+    sums
+        Of the losses, and its weight.
+    gradients
+        By parameter.
+    buffers
+        Names of those that the pass changed.
     """
 
     sums: tuple[float, float]

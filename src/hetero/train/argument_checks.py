@@ -83,7 +83,8 @@ def supported(model: object, loss: object, optimizer: object, epochs: int, heare
 
     Parameters
     ----------
-    hearers : what hears of every epoch, and may step a scheduler then
+    hearers
+        What hears of every epoch, and may step a scheduler then.
     """
     check_optimizer(optimizer)
     check_model(model)

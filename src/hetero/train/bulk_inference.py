@@ -48,11 +48,16 @@ class PackedModel:
 
     Attributes
     ----------
-    parts : pickled (model, loss)
-    options : of the run
-    number : of this model in its program; a worker keeps the last one it had
-    process : settings of torch's that hold for the program
-    measures : True where the program has metrics of the outputs
+    parts
+        Pickled (model, loss).
+    options
+        Of the run.
+    number
+        Of this model in its program; a worker keeps the last one it had.
+    process
+        Settings of torch's that hold for the program.
+    measures
+        True where the program has metrics of the outputs.
     """
 
     parts: bytes
@@ -150,8 +155,10 @@ def run_over(
 
     Parameters
     ----------
-    work, samples : handed to the function as they are; futures travel once
-    count : number of samples
+    work, samples
+        Handed to the function as they are; futures travel once.
+    count
+        Number of samples.
 
     Returns
     -------

@@ -37,8 +37,10 @@ class TrainingCheckpoints:
 
     Parameters
     ----------
-    folder : or URL of an object store; made when first written to
-    keep : the newest so many stay
+    folder
+        Or URL of an object store; made when first written to.
+    keep
+        The newest so many stay.
 
     Notes
     -----
@@ -91,7 +93,8 @@ class TrainingCheckpoints:
 
         Parameters
         ----------
-        run : what `run_facts` gives of the run that is to go on
+        run
+            What `run_facts` gives of the run that is to go on.
 
         Raises
         ------
@@ -168,7 +171,8 @@ def run_facts(options: TrainOptions, samples: int) -> dict[str, object]:
 
     Parameters
     ----------
-    samples : of the data
+    samples
+        Of the data.
     """
     names = ("seed", "global_batch", "shuffle", "exact", "clip_norm", "clip_value", "ema_decay")
     return {**{name: getattr(options, name) for name in names}, "samples": samples}

@@ -30,13 +30,17 @@ class GradientExchange:
 
     Parameters
     ----------
-    row : the bucket: gradients one after the other, then whatever rides along
-    shapes : of the gradients
+    row
+        The bucket: gradients one after the other, then whatever rides along.
+    shapes
+        Of the gradients.
 
     Attributes
     ----------
-    row : as given
-    owed : what was not sent of earlier steps, None where nothing ever is
+    row
+        As given.
+    owed
+        What was not sent of earlier steps, None where nothing ever is.
     """
 
     def __init__(self, row: torch.Tensor, shapes: Sequence[Sequence[int]]) -> None:
@@ -111,8 +115,10 @@ class LowRankExchange(GradientExchange):
 
     Parameters
     ----------
-    rank : columns of a factor
-    seed : of the first factors, the same on all members
+    rank
+        Columns of a factor.
+    seed
+        Of the first factors, the same on all members.
 
     Notes
     -----

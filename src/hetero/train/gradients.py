@@ -41,8 +41,10 @@ class Bucket(NamedTuple):
 
     Attributes
     ----------
-    kind : what they have in common, a dtype
-    indices : of the parameters, in the order in which their gradients come about
+    kind
+        What they have in common, a dtype.
+    indices
+        Of the parameters, in the order in which their gradients come about.
     """
 
     kind: Hashable
@@ -65,8 +67,10 @@ def cut_buckets(nbytes: Sequence[int], kinds: Sequence[Hashable], order: Sequenc
 
     Parameters
     ----------
-    nbytes, kinds : of each gradient; what is of one kind may share a bucket
-    order : the indices in the order in which the gradients come about
+    nbytes, kinds
+        Of each gradient; what is of one kind may share a bucket.
+    order
+        The indices in the order in which the gradients come about.
 
     Returns
     -------
@@ -108,9 +112,12 @@ class _BucketRow:
 
     Attributes
     ----------
-    indices : of its parameters
-    exchange : adds up its numbers, which are `exchange.row`
-    missing : parameters whose gradient is not complete in this step
+    indices
+        Of its parameters.
+    exchange
+        Adds up its numbers, which are `exchange.row`.
+    missing
+        Parameters whose gradient is not complete in this step.
     """
 
     indices: tuple[int, ...]
@@ -123,13 +130,17 @@ class Gradients:
 
     Parameters
     ----------
-    parameters : those that are trained
-    header : numbers that ride along
-    options : of the run
+    parameters
+        Those that are trained.
+    header
+        Numbers that ride along.
+    options
+        Of the run.
 
     Attributes
     ----------
-    parameters : as given
+    parameters
+        As given.
 
     Notes
     -----
@@ -237,8 +248,10 @@ class Gradients:
 
         Parameters
         ----------
-        group : with whom they will be added up; None where nobody is there yet
-        unit : what the optimizer multiplies by, as far as it is known before the step
+        group
+            With whom they will be added up; None where nobody is there yet.
+        unit
+            What the optimizer multiplies by, as far as it is known before the step.
 
         Notes
         -----

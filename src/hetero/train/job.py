@@ -22,30 +22,54 @@ class TrainingJob:
 
     Attributes
     ----------
-    parts : pickled (model, loss, optimizer)
-    options : of the run
-    steps : steps done in all when the job is over
-    names : the devices of the run, in the order of share tables and reports
-    address : of the program's hub
-    state : where to begin, None at the beginning
-    costs : cost of each sample, mean 1; None where all cost the same
-    checkpoint : folder of checkpoints, '' for none
-    checkpoint_every : steps between them
-    keep : the newest so many checkpoints stay
-    number : of this job in its program, so that its time is not taken for another's
-    totals : of the epoch in which it begins, None at the beginning of one
-    sample_log : folder of the log of samples, '' for none
-    run : number of this run in that log
-    need : what a step takes by estimate, None where no device could be short of it
-    key : stands for the model and how it is trained, where sizes of passes are kept
-    sum_on : the device that adds up gradients, None where the members do
-    hosts : address of each device's host; empty where all are on the program's own
-    process : settings of torch's that hold for the program; see `honoured.process_settings`
-    shows : True where the program looks at the model after every epoch, so that the state comes with the report
-    on_host : the devices that compute on their host's cores
-    tells_steps : True where the program hears of every step
-    measures : True where the program has metrics of what the model gives in a test
-    settled : the same number for runs between which nothing but the trained state was changed
+    parts
+        Pickled (model, loss, optimizer).
+    options
+        Of the run.
+    steps
+        Steps done in all when the job is over.
+    names
+        The devices of the run, in the order of share tables and reports.
+    address
+        Of the program's hub.
+    state
+        Where to begin, None at the beginning.
+    costs
+        Cost of each sample, mean 1; None where all cost the same.
+    checkpoint
+        Folder of checkpoints, '' for none.
+    checkpoint_every
+        Steps between them.
+    keep
+        The newest so many checkpoints stay.
+    number
+        Of this job in its program, so that its time is not taken for another's.
+    totals
+        Of the epoch in which it begins, None at the beginning of one.
+    sample_log
+        Folder of the log of samples, '' for none.
+    run
+        Number of this run in that log.
+    need
+        What a step takes by estimate, None where no device could be short of it.
+    key
+        Stands for the model and how it is trained, where sizes of passes are kept.
+    sum_on
+        The device that adds up gradients, None where the members do.
+    hosts
+        Address of each device's host; empty where all are on the program's own.
+    process
+        Settings of torch's that hold for the program; see `honoured.process_settings`.
+    shows
+        True where the program looks at the model after every epoch, so that the state comes with the report.
+    on_host
+        The devices that compute on their host's cores.
+    tells_steps
+        True where the program hears of every step.
+    measures
+        True where the program has metrics of what the model gives in a test.
+    settled
+        The same number for runs between which nothing but the trained state was changed.
     """
 
     parts: bytes

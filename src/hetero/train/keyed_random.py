@@ -105,11 +105,13 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
 
     Parameters
     ----------
-    seed : of the run
+    seed
+        Of the run.
 
     Attributes
     ----------
-    on_draw : called whenever numbers are drawn, None for nobody
+    on_draw
+        Called whenever numbers are drawn, None for nobody.
 
     Notes
     -----
@@ -354,9 +356,12 @@ class KeyedPasses:
 
     Parameters
     ----------
-    random : what the model draws from
-    model : whose modules are watched
-    place : torch's device that the model is on, whose generator is watched beside the host's
+    random
+        What the model draws from.
+    model
+        Whose modules are watched.
+    place
+        Torch's device that the model is on, whose generator is watched beside the host's.
 
     Notes
     -----

@@ -51,9 +51,12 @@ class Extent(NamedTuple):
 
     Attributes
     ----------
-    begin, end : steps done before it and after it
-    checkpoints : where it goes on when nobody who took part is left, None for `begin`
-    log : takes the lines that members on other hosts have for the log of samples, after the device
+    begin, end
+        Steps done before it and after it.
+    checkpoints
+        Where it goes on when nobody who took part is left, None for `begin`.
+    log
+        Takes the lines that members on other hosts have for the log of samples, after the device.
     """
 
     begin: int
@@ -68,13 +71,20 @@ class MemberState:
 
     Attributes
     ----------
-    phase : how far it is in joining, or that it is gone
-    step : steps that it has done
-    model, link_s : what it knows of its own speed and of an exchange; see `Formation`
-    patience_s : how long it would wait for the others, s
-    joined : generation of the group that it was last in, 0 for none
-    seems : how fast it can be at most, told while it measures itself
-    measures : True once it was asked to measure itself
+    phase
+        How far it is in joining, or that it is gone.
+    step
+        Steps that it has done.
+    model, link_s
+        What it knows of its own speed and of an exchange; see `Formation`.
+    patience_s
+        How long it would wait for the others, s.
+    joined
+        Generation of the group that it was last in, 0 for none.
+    seems
+        How fast it can be at most, told while it measures itself.
+    measures
+        True once it was asked to measure itself.
     """
 
     device: str
@@ -94,8 +104,10 @@ class Admission(NamedTuple):
 
     Attributes
     ----------
-    options : of the run
-    on_host : the devices that compute on their host's cores
+    options
+        Of the run.
+    on_host
+        The devices that compute on their host's cores.
 
     Notes
     -----
@@ -120,7 +132,8 @@ class Admission(NamedTuple):
 
         Parameters
         ----------
-        link_s : s that an exchange costs for each further member, below 0 where it is not known
+        link_s
+            Seconds that an exchange costs for each further member, below 0 where it is not known.
 
         Examples
         --------
@@ -141,10 +154,14 @@ class ProgramHooks(NamedTuple):
 
     Attributes
     ----------
-    show : brings the program's model and optimizer to the state of an epoch, before anybody hears of it
-    written : gives the state that callbacks have written since, None where they wrote nothing
-    measured : gives the metrics of a test by name, from its passes in order; None where there are none to take
-    stepped : hears of every step, once and in order, where the members tell them
+    show
+        Brings the program's model and optimizer to the state of an epoch, before anybody hears of it.
+    written
+        Gives the state that callbacks have written since, None where they wrote nothing.
+    measured
+        Gives the metrics of a test by name, from its passes in order; None where there are none to take.
+    stepped
+        Hears of every step, once and in order, where the members tell them.
     """
 
     show: Callable[[bytes], None] = lambda state: None
@@ -159,18 +176,30 @@ class Lead:
 
     Attributes
     ----------
-    hub : where members dial in
-    futures : the members' tasks by device
-    start : starts the task of a device's member
-    listener : who hears of it
-    extent : from where to where it goes
-    admission : who takes part
-    values : gives the settings of the optimizer's parameter groups in the program, which callbacks may change
-    schedules : the program's schedulers, whose states go into checkpoints and go back with the run
-    program : what is called in the program
-    notes : what was said to the listener
-    killed : whose memory is too small
-    deaths : whose worker gets nowhere
+    hub
+        Where members dial in.
+    futures
+        The members' tasks by device.
+    start
+        Starts the task of a device's member.
+    listener
+        Who hears of it.
+    extent
+        From where to where it goes.
+    admission
+        Who takes part.
+    values
+        Gives the settings of the optimizer's parameter groups in the program, which callbacks may change.
+    schedules
+        The program's schedulers, whose states go into checkpoints and go back with the run.
+    program
+        What is called in the program.
+    notes
+        What was said to the listener.
+    killed
+        Whose memory is too small.
+    deaths
+        Whose worker gets nowhere.
     """
 
     hub: LineServer

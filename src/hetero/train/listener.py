@@ -24,7 +24,8 @@ class Listener:
 
     Attributes
     ----------
-    needs_model : False where `on_epoch` does not look at the model, which spares bringing it up to date
+    needs_model
+        False where `on_epoch` does not look at the model, which spares bringing it up to date.
     """
 
     needs_model: bool = True
@@ -54,13 +55,17 @@ class ReportCollector(Listener):
 
     Parameters
     ----------
-    notes : what is noted is added to
-    callbacks : functions of a report; one that gives True ends the training
-    further : hears all of it too
+    notes
+        What is noted is added to.
+    callbacks
+        Functions of a report; one that gives True ends the training.
+    further
+        Hears all of it too.
 
     Attributes
     ----------
-    reports : the last one of each epoch
+    reports
+        The last one of each epoch.
     """
 
     def __init__(
@@ -104,8 +109,10 @@ class TraceRecorder(Listener):
 
     Parameters
     ----------
-    driver : of the Context that trains
-    further : hears all of it too
+    driver
+        Of the Context that trains.
+    further
+        Hears all of it too.
     """
 
     def __init__(self, driver: Driver, further: Listener) -> None:

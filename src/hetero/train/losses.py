@@ -32,7 +32,8 @@ class SummedLoss:
 
     Parameters
     ----------
-    loss : a loss module or function with `reduction`, or a function that gives one loss a sample
+    loss
+        A loss module or function with `reduction`, or a function that gives one loss a sample.
 
     Raises
     ------
@@ -47,9 +48,12 @@ class SummedLoss:
 
     Attributes
     ----------
-    source : the loss as given
-    unreduced : gives the losses one by one
-    divides : whether the sum is divided by the weight
+    source
+        The loss as given.
+    unreduced
+        Gives the losses one by one.
+    divides
+        Whether the sum is divided by the weight.
     """
 
     def __init__(self, loss: object) -> None:

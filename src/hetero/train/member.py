@@ -57,7 +57,8 @@ class StepProfile:
 
     Parameters
     ----------
-    frame : of the member's task
+    frame
+        Of the member's task.
     """
 
     def __init__(self, frame: Frame) -> None:
@@ -135,11 +136,16 @@ class _KnownMember(NamedTuple):
 
     Attributes
     ----------
-    number : of the job, see `TrainingJob.settled`
-    model, link_s : as `MemberReady` has them
-    whole, most : of the passes, see `PassLimit`
-    channels_last : whether convolutions work with channels last
-    shapes : of batches, that were tried
+    number
+        Of the job, see `TrainingJob.settled`.
+    model, link_s
+        As `MemberReady` has them.
+    whole, most
+        Of the passes, see `PassLimit`.
+    channels_last
+        Whether convolutions work with channels last.
+    shapes
+        Of batches, that were tried.
     """
 
     number: int

@@ -54,20 +54,31 @@ class Membership:
 
     Parameters
     ----------
-    job : what is trained
-    device : of this member
-    replica : whose state is kept level
-    data : what is trained on
-    line : to the program
+    job
+        What is trained.
+    device
+        Of this member.
+    replica
+        Whose state is kept level.
+    data
+        What is trained on.
+    line
+        To the program.
 
     Attributes
     ----------
-    group, team, rank, generation : the group that this member is in
-    steps : done in all when the job is over
-    totals : of this epoch
-    outsiders : samples/s of devices that were left out
-    schedulers : states of the program's schedulers, for checkpoints
-    untold : steps that the program may not have heard of
+    group, team, rank, generation
+        The group that this member is in.
+    steps
+        Done in all when the job is over.
+    totals
+        Of this epoch.
+    outsiders
+        Samples/s of devices that were left out.
+    schedulers
+        States of the program's schedulers, for checkpoints.
+    untold
+        Steps that the program may not have heard of.
     """
 
     replica: ModelReplica

@@ -61,11 +61,16 @@ class Need:
 
     Attributes
     ----------
-    one : bytes by category with one sample a pass
-    held_bytes : there before the first step: parameters and gradients
-    fixed_bytes : of a pass with any number of samples, `held_bytes` left out
-    sample_bytes : for each sample of a pass
-    step_bytes : of the optimizer's step, `held_bytes` left out
+    one
+        Bytes by category with one sample a pass.
+    held_bytes
+        There before the first step: parameters and gradients.
+    fixed_bytes
+        Of a pass with any number of samples, `held_bytes` left out.
+    sample_bytes
+        For each sample of a pass.
+    step_bytes
+        Of the optimizer's step, `held_bytes` left out.
 
     Examples
     --------
@@ -144,7 +149,8 @@ class Fitting:
 
     Parameters
     ----------
-    job : model, loss, optimizer, samples and options of the run
+    job
+        Model, loss, optimizer, samples and options of the run.
     """
 
     def __init__(self, *job: Any) -> None:
@@ -202,14 +208,19 @@ class PassLimit:
 
     Parameters
     ----------
-    most : to begin with, inf where nothing is known
-    whole : why passes must stay as they are, as under `exact: bitwise`; '' where they may be cut
-    tell : hears of the size of a pass that is larger than all before
-    keep : hears of the size that was settled on after memory ran out
+    most
+        To begin with, inf where nothing is known.
+    whole
+        Why passes must stay as they are, as under `exact: bitwise`; '' where they may be cut.
+    tell
+        Hears of the size of a pass that is larger than all before.
+    keep
+        Hears of the size that was settled on after memory ran out.
 
     Attributes
     ----------
-    most : samples of a pass
+    most
+        Samples of a pass.
 
     Examples
     --------
@@ -298,8 +309,10 @@ class KeptPasses:
 
     Parameters
     ----------
-    key : of the job, '' to keep nothing
-    device : the size holds for devices like this one with as much memory
+    key
+        Of the job, '' to keep nothing.
+    device
+        The size holds for devices like this one with as much memory.
 
     Notes
     -----

@@ -249,8 +249,10 @@ class LastCheckpoint(NamedTuple):
 
     Attributes
     ----------
-    state : of the newest complete checkpoint
-    totals : of its epoch so far
+    state
+        Of the newest complete checkpoint.
+    totals
+        Of its epoch so far.
     """
 
     state: bytes
@@ -262,20 +264,34 @@ class Formation(NamedTuple):
 
     Attributes
     ----------
-    rank : of this member
-    team : the devices, in the order of ranks
-    models : what is known of each
-    source : rank of the member that is furthest
-    behind : True where others have to take over its state
-    generation : of the group, counted from 1
-    outsiders : samples/s of the devices that were left out
-    steps : done in all when the job is over
-    heard : steps done at the end of the last epoch whose report the program has
-    link_s : s that an exchange of gradients takes for each further member, below 0 where nobody knows
-    saved : for the first member, where all who took part were lost
-    values : settings of parameter groups that callbacks changed so far, by group
-    schedulers : their states after the last epoch that was heard of; see `schedules.ScheduleHistory`
-    written : the state of this step as callbacks wrote it, None where they wrote nothing
+    rank
+        Of this member.
+    team
+        The devices, in the order of ranks.
+    models
+        What is known of each.
+    source
+        Rank of the member that is furthest.
+    behind
+        True where others have to take over its state.
+    generation
+        Of the group, counted from 1.
+    outsiders
+        Samples/s of the devices that were left out.
+    steps
+        Done in all when the job is over.
+    heard
+        Steps done at the end of the last epoch whose report the program has.
+    link_s
+        Seconds that an exchange of gradients takes for each further member, below 0 where nobody knows.
+    saved
+        For the first member, where all who took part were lost.
+    values
+        Settings of parameter groups that callbacks changed so far, by group.
+    schedulers
+        Their states after the last epoch that was heard of; see `schedules.ScheduleHistory`.
+    written
+        The state of this step as callbacks wrote it, None where they wrote nothing.
     """
 
     rank: int

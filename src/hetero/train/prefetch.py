@@ -44,12 +44,15 @@ class PrefetchingSamples:
 
     Parameters
     ----------
-    samples : with how many processes are to read, None to decide by what reading takes
-    seed : of the run
+    samples
+        With how many processes are to read, None to decide by what reading takes.
+    seed
+        Of the run.
 
     Attributes
     ----------
-    waited_s : s that the member spent on reading, or on waiting for it
+    waited_s
+        Seconds that the member spent on reading, or on waiting for it.
 
     Notes
     -----
@@ -88,8 +91,10 @@ class PrefetchingSamples:
 
         Parameters
         ----------
-        step, steps : the one that is being done, and how many the run has
-        pieces : of a step, the ids of each pass
+        step, steps
+            The one that is being done, and how many the run has.
+        pieces
+            Of a step, the ids of each pass.
         """
         if not self.samples.one_by_one:
             return

@@ -34,8 +34,10 @@ class ProbeResult(NamedTuple):
 
     Attributes
     ----------
-    model : seconds of a step over the units of samples
-    channels_last : whether convolutions are to work with channels last
+    model
+        Seconds of a step over the units of samples.
+    channels_last
+        Whether convolutions are to work with channels last.
     """
 
     model: StepModel
@@ -54,9 +56,12 @@ def probe(
 
     Parameters
     ----------
-    throttle : slows the device down and measures
-    passes : learns here how many samples fit into a pass
-    glimpse : told early how fast the device can be at most
+    throttle
+        Slows the device down and measures.
+    passes
+        Learns here how many samples fit into a pass.
+    glimpse
+        Told early how fast the device can be at most.
 
     Raises
     ------

@@ -71,10 +71,14 @@ def join(
 
     Parameters
     ----------
-    team : the members' devices, in the order of ranks
-    rendezvous, store, deadline_s : as for `Group`
-    sum_on : the device that adds up, None where the members do
-    address : of this member's host, on which the others reach it
+    team
+        The members' devices, in the order of ranks.
+    rendezvous, store, deadline_s
+        As for `Group`.
+    sum_on
+        The device that adds up, None where the members do.
+    address
+        Of this member's host, on which the others reach it.
 
     Raises
     ------
@@ -154,9 +158,12 @@ class ByKind(_Relayed):
 
     Parameters
     ----------
-    team : the members' devices, in the order of ranks
-    open_inside : forms the group inside a kind, from (kind, rank, members, rendezvous, store, deadline in s)
-    address : of this member's host, on which the others reach it
+    team
+        The members' devices, in the order of ranks.
+    open_inside
+        Forms the group inside a kind, from (kind, rank, members, rendezvous, store, deadline in s).
+    address
+        Of this member's host, on which the others reach it.
 
     Notes
     -----
@@ -229,9 +236,12 @@ class ByHost(Group):
 
     Parameters
     ----------
-    places : address of each member's host, on which the others reach it
-    meet : makes where members meet, from (name, rank, members)
-    deadline_s : longest wait for the others, s
+    places
+        Address of each member's host, on which the others reach it.
+    meet
+        Makes where members meet, from (name, rank, members).
+    deadline_s
+        Longest wait for the others, s.
 
     Notes
     -----
@@ -310,7 +320,8 @@ class _Native:
 
     Attributes
     ----------
-    place : torch's name of where rows must lie
+    place
+        Torch's name of where rows must lie.
     """
 
     def __init__(
@@ -364,8 +375,10 @@ class SummedOn(_Relayed):
 
     Parameters
     ----------
-    device : that adds up
-    address : of this member's host, on which the others reach it
+    device
+        That adds up.
+    address
+        Of this member's host, on which the others reach it.
     """
 
     def __init__(
@@ -431,7 +444,8 @@ class DeviceSum:
 
     Attributes
     ----------
-    rows : how many rows it has added up there
+    rows
+        How many rows it has added up there.
 
     Raises
     ------

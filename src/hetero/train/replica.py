@@ -68,11 +68,13 @@ class ConvolutionLayout:
 
     Parameters
     ----------
-    model : whose convolutions are meant
+    model
+        Whose convolutions are meant.
 
     Attributes
     ----------
-    applies : whether it has any
+    applies
+        Whether it has any.
 
     Examples
     --------
@@ -114,9 +116,12 @@ class Parts:
 
     Attributes
     ----------
-    samples, weight, loss, right : counts and sums
-    classes : samples whose answer could be right or wrong
-    bad : passes whose loss is not a number
+    samples, weight, loss, right
+        Counts and sums.
+    classes
+        Samples whose answer could be right or wrong.
+    bad
+        Passes whose loss is not a number.
     """
 
     samples: float = 0.0
@@ -137,9 +142,12 @@ class Judge:
 
     Parameters
     ----------
-    model, loss : as users give them; loss may be None where only outputs are wanted
-    options : of the run
-    place : torch's name of the device
+    model, loss
+        As users give them; loss may be None where only outputs are wanted.
+    options
+        Of the run.
+    place
+        Torch's name of the device.
     """
 
     def __init__(self, model: torch.nn.Module, loss: object, options: TrainOptions, place: str) -> None:
@@ -155,7 +163,8 @@ class Judge:
 
         Parameters
         ----------
-        passes : takes the outputs and targets of each pass, on the host
+        passes
+            Takes the outputs and targets of each pass, on the host.
         """
         self.model.eval()
         done = Parts()
@@ -218,15 +227,21 @@ class ModelReplica(Judge):
 
     Parameters
     ----------
-    parts : pickled (model, loss, optimizer); the optimizer may be a function of the parameters
-    options : of the run
-    place : torch's name of the device
-    ranks : how many numbers the header has besides `Parts.header`
-    passes : how many samples a pass may have
+    parts
+        Pickled (model, loss, optimizer); the optimizer may be a function of the parameters.
+    options
+        Of the run.
+    place
+        Torch's name of the device.
+    ranks
+        How many numbers the header has besides `Parts.header`.
+    passes
+        How many samples a pass may have.
 
     Attributes
     ----------
-    on_batch : called with the batch and the samples of each pass before it is computed, or None
+    on_batch
+        Called with the batch and the samples of each pass before it is computed, or None.
     """
 
     def __init__(
@@ -270,9 +285,12 @@ class ModelReplica(Judge):
 
         Parameters
         ----------
-        ids : this device's samples, may be empty
-        batch : samples of the step over all devices
-        group : with whom gradients are added up as they come about; None where only `reduce` does
+        ids
+            This device's samples, may be empty.
+        batch
+            Samples of the step over all devices.
+        group
+            With whom gradients are added up as they come about; None where only `reduce` does.
 
         Notes
         -----
@@ -520,7 +538,8 @@ def mixing_layers(model: torch.nn.Module, *, all_train: bool = False) -> list[st
 
     Parameters
     ----------
-    all_train : True where all modules train, whatever their modes are
+    all_train
+        True where all modules train, whatever their modes are.
     """
     kinds = (torch.nn.modules.batchnorm._BatchNorm,)
     found = [(name, m) for name, m in model.named_modules() if isinstance(m, kinds) and (all_train or m.training)]

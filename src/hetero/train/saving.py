@@ -35,8 +35,10 @@ def save_model(
 
     Parameters
     ----------
-    facts : kept in the file's metadata
-    trained_only : True to leave out the parameters that are not trained, of which a checksum is kept
+    facts
+        Kept in the file's metadata.
+    trained_only
+        True to leave out the parameters that are not trained, of which a checksum is kept.
 
     Notes
     -----

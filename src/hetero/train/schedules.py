@@ -303,9 +303,12 @@ class _Moment(NamedTuple):
 
     Attributes
     ----------
-    plain : states as checkpoints keep them
-    states : each scheduler with a copy of its state, or the error that copying it ended with
-    groups : settings of the optimizer's parameter groups
+    plain
+        States as checkpoints keep them.
+    states
+        Each scheduler with a copy of its state, or the error that copying it ended with.
+    groups
+        Settings of the optimizer's parameter groups.
     """
 
     plain: dict[str, object]
@@ -318,11 +321,16 @@ class ScheduleHistory:
 
     Parameters
     ----------
-    optimizer : the program's, or the function that makes one, which no scheduler can hold
-    begin : steps done before the run
-    kept : True where there are checkpoints; without them a run goes back to its beginning alone
-    callbacks : of the run; those that have a state go back with it
-    heard : False where nobody hears of epochs: then nothing changes, and schedulers are not searched for
+    optimizer
+        The program's, or the function that makes one, which no scheduler can hold.
+    begin
+        Steps done before the run.
+    kept
+        True where there are checkpoints; without them a run goes back to its beginning alone.
+    callbacks
+        Of the run; those that have a state go back with it.
+    heard
+        False where nobody hears of epochs: then nothing changes, and schedulers are not searched for.
 
     Notes
     -----
@@ -346,7 +354,8 @@ class ScheduleHistory:
 
         Parameters
         ----------
-        step : steps done by then
+        step
+            Steps done by then.
         """
         self._furthest = step
         if self._kept:
@@ -362,7 +371,8 @@ class ScheduleHistory:
 
         Parameters
         ----------
-        step : at the end of the epoch
+        step
+            At the end of the epoch.
 
         Raises
         ------

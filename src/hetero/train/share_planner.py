@@ -53,16 +53,23 @@ class SharePlanner:
 
     Parameters
     ----------
-    options : of the run
-    team : the members' devices, in the order of ranks
-    models : what is known of each
-    comm_s : shape (members + 1,), s; what k members need to exchange gradients, as measured beforehand
-    costs : cost of each sample, mean 1; None where all cost the same
-    on_host : the devices that compute on their host's cores
+    options
+        Of the run.
+    team
+        The members' devices, in the order of ranks.
+    models
+        What is known of each.
+    comm_s
+        Shape (members + 1,), s; what k members need to exchange gradients, as measured beforehand.
+    costs
+        Cost of each sample, mean 1; None where all cost the same.
+    on_host
+        The devices that compute on their host's cores.
 
     Attributes
     ----------
-    plan : the shares in units: samples, cost, or the fixed micro-batches of `exact: bitwise`
+    plan
+        The shares in units: samples, cost, or the fixed micro-batches of `exact: bitwise`.
 
     Notes
     -----
@@ -130,8 +137,10 @@ class SharePlanner:
 
         Parameters
         ----------
-        seconds, waits : of each member, s; busy in this step, and in the exchange of the step before
-        ids, counts : samples of the step, and how many each member had
+        seconds, waits
+            Of each member, s; busy in this step, and in the exchange of the step before.
+        ids, counts
+            Samples of the step, and how many each member had.
         """
         begin = 0
         for rank, count in enumerate(counts):
@@ -250,7 +259,8 @@ class LearnedShares:
 
     Parameters
     ----------
-    world : how many processes
+    world
+        How many processes.
 
     Attributes
     ----------

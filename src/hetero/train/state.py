@@ -44,10 +44,14 @@ class TrainingState(NamedTuple):
 
     Attributes
     ----------
-    model, optimizer : their states
-    numbers : the step first
-    averages : of the weights, by parameter; empty where there are none
-    schedule : of the learning rate, None where there is none
+    model, optimizer
+        Their states.
+    numbers
+        The step first.
+    averages
+        Of the weights, by parameter; empty where there are none.
+    schedule
+        Of the learning rate, None where there is none.
     """
 
     model: dict[str, torch.Tensor]
@@ -68,8 +72,10 @@ def pack(
 
     Parameters
     ----------
-    numbers : the step first, then whatever the caller needs
-    averages, schedule : see `TrainingState`
+    numbers
+        The step first, then whatever the caller needs.
+    averages, schedule
+        See `TrainingState`.
 
     Raises
     ------
@@ -292,7 +298,8 @@ def load_kept(model: torch.nn.Module, state: Mapping[str, torch.Tensor], word: s
 
     Parameters
     ----------
-    word : what `frozen_word` gave of the model that the state is of
+    word
+        What `frozen_word` gave of the model that the state is of.
 
     Raises
     ------

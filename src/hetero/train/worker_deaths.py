@@ -24,8 +24,10 @@ class _LargestPass(NamedTuple):
 
     Attributes
     ----------
-    samples : of the pass
-    file, kills : where the system counts the processes that it kills for memory, and how many there were
+    samples
+        Of the pass.
+    file, kills
+        Where the system counts the processes that it kills for memory, and how many there were.
     """
 
     samples: int
@@ -39,7 +41,8 @@ class KilledPasses:
 
     Attributes
     ----------
-    full : why a device's memory is too small even for its smallest pass, by device
+    full
+        Why a device's memory is too small even for its smallest pass, by device.
     """
 
     full: dict[str, str] = field(default_factory=dict)
@@ -92,7 +95,8 @@ class WorkerDeaths:
 
     Attributes
     ----------
-    step : the furthest step that a member was heard to have done
+    step
+        The furthest step that a member was heard to have done.
 
     Notes
     -----

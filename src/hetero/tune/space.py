@@ -42,9 +42,12 @@ class Range:
 
     Attributes
     ----------
-    kind : 'log' or 'linear' for real numbers, 'whole' for whole ones, 'choice' for any of a list
-    values : the least and the largest, or the choices
-    points : how many of them a grid tries, 0 for the usual number
+    kind
+        'log' or 'linear' for real numbers, 'whole' for whole ones, 'choice' for any of a list.
+    values
+        The least and the largest, or the choices.
+    points
+        How many of them a grid tries, 0 for the usual number.
     """
 
     kind: RangeKind

@@ -38,8 +38,10 @@ class Study:
 
     Parameters
     ----------
-    plan : what was asked
-    path : file of the study, None to keep it in memory
+    plan
+        What was asked.
+    path
+        File of the study, None to keep it in memory.
 
     Raises
     ------

@@ -38,9 +38,12 @@ class TrialCall:
 
     Attributes
     ----------
-    number : of the trial
-    params : what to try
-    address : of the program's hub
+    number
+        Of the trial.
+    params
+        What to try.
+    address
+        Of the program's hub.
     """
 
     number: int
@@ -53,8 +56,10 @@ class Trial:
 
     Attributes
     ----------
-    number : of the trial in its study
-    params : the values to try, by name
+    number
+        Of the trial in its study.
+    params
+        The values to try, by name.
 
     Examples
     --------
@@ -79,8 +84,10 @@ class Trial:
 
         Parameters
         ----------
-        step : counts up, as epochs do
-        value : what the objective would give if it ended now
+        step
+            Counts up, as epochs do.
+        value
+            What the objective would give if it ended now.
 
         Raises
         ------

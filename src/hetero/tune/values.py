@@ -47,11 +47,16 @@ class SearchPlan:
 
     Attributes
     ----------
-    what : names the objective, so that a study is known again
-    space : ranges by name
-    trials : how many in all, those of earlier runs counted
-    sampler, pruner, goal : one of `SAMPLERS`, `PRUNERS`, `GOALS`
-    seed : of the sampler
+    what
+        Names the objective, so that a study is known again.
+    space
+        Ranges by name.
+    trials
+        How many in all, those of earlier runs counted.
+    sampler, pruner, goal
+        One of `SAMPLERS`, `PRUNERS`, `GOALS`.
+    seed
+        Of the sampler.
     """
 
     what: str
@@ -85,13 +90,20 @@ class TrialReport:
 
     Attributes
     ----------
-    number : of the trial in its study
-    state : 'finished', 'pruned' or 'failed'
-    params : what was tried
-    value : what the objective gave; the last value that it reported where it was pruned, None where it failed
-    device : that ran it, '' where none did
-    seconds : s on that device
-    problem : why it failed
+    number
+        Of the trial in its study.
+    state
+        'finished', 'pruned' or 'failed'.
+    params
+        What was tried.
+    value
+        What the objective gave; the last value that it reported where it was pruned, None where it failed.
+    device
+        That ran it, '' where none did.
+    seconds
+        Seconds on that device.
+    problem
+        Why it failed.
     """
 
     number: int
@@ -109,12 +121,18 @@ class SearchResult:
 
     Attributes
     ----------
-    best : the best finished trial
-    trials : all that ended, in the order of their numbers
-    goal : 'minimize' or 'maximize'
-    seconds : s of this run
-    resumed : trials that an earlier run had ended
-    storage : file of the study, None where none is kept
+    best
+        The best finished trial.
+    trials
+        All that ended, in the order of their numbers.
+    goal
+        'minimize' or 'maximize'.
+    seconds
+        Seconds of this run.
+    resumed
+        Trials that an earlier run had ended.
+    storage
+        File of the study, None where none is kept.
     """
 
     best: TrialReport

@@ -36,10 +36,14 @@ class Control:
 
     Attributes
     ----------
-    cancelling : number of the attempt that is being cancelled
-    started : number of the attempt that was started last, set by the main thread
-    unwanted : by number of an attempt that has not started, WITHDRAWN or CANCELLED; the main thread takes them out
-    values : what is kept on this device's memory node
+    cancelling
+        Number of the attempt that is being cancelled.
+    started
+        Number of the attempt that was started last, set by the main thread.
+    unwanted
+        By number of an attempt that has not started, WITHDRAWN or CANCELLED; the main thread takes them out.
+    values
+        What is kept on this device's memory node.
     """
 
     def __init__(self, connection: socket.socket, worker: WorkerProcess) -> None:

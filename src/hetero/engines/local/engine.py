@@ -31,16 +31,22 @@ class LocalEngine(PayloadEngine[Worker]):
 
     Parameters
     ----------
-    memory_pool_bytes : bytes of the pool through which arrays travel
-    isolation : 'process' or 'thread' for all devices, '' for what each device says
-    start_s : s that a worker may take to start
-    note : told what the user should know, in one line each
-    transport : how the members of a group exchange values
+    memory_pool_bytes
+        Bytes of the pool through which arrays travel.
+    isolation
+        'process' or 'thread' for all devices, '' for what each device says.
+    start_s
+        Seconds that a worker may take to start.
+    note
+        Told what the user should know, in one line each.
+    transport
+        How the members of a group exchange values.
 
     Attributes
     ----------
-    counters : how often things happened: copies, copied_bytes, shared (copies saved), messages, functions (sent
-        to a worker), transfers, spills, spilled_bytes, pieces (of what group members sent to processes), pieces_in_pool
+    counters
+        How often things happened: copies, copied_bytes, shared (copies saved), messages, functions (sent to a worker),
+        transfers, spills, spilled_bytes, pieces (of what group members sent to processes), pieces_in_pool.
     """
 
     name = "local"

@@ -34,8 +34,10 @@ class _Reply:
 
     Attributes
     ----------
-    inputs : the replies of the tasks whose results it was given, until it has ended
-    failure : why it failed, None where it did not, or has not yet
+    inputs
+        The replies of the tasks whose results it was given, until it has ended.
+    failure
+        Why it failed, None where it did not, or has not yet.
 
     Notes
     -----
@@ -82,11 +84,13 @@ class Nested:
 
     Parameters
     ----------
-    send, announce : send the worker a message, and the files among a payload's segments
+    send, announce
+        Send the worker a message, and the files among a payload's segments.
 
     Attributes
     ----------
-    by_attempt : by number of an attempt that runs, the numbers of what it has submitted
+    by_attempt
+        By number of an attempt that runs, the numbers of what it has submitted.
     """
 
     def __init__(

@@ -176,7 +176,8 @@ class ActorTransfers:
 
     Attributes
     ----------
-    handle : the actor, None before it is ready and after its end
+    handle
+        The actor, None before it is ready and after its end.
     """
 
     def __init__(self, context: RayContext, device: str) -> None:

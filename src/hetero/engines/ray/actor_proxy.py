@@ -417,11 +417,13 @@ class Replies:
 
     Parameters
     ----------
-    holder : whose results these are
+    holder
+        Whose results these are.
 
     Attributes
     ----------
-    shift_s : the clock of the actor's host minus the run's, s
+    shift_s
+        The clock of the actor's host minus the run's, s.
     """
 
     def __init__(self, context: RayContext, holder: Holder) -> None:
@@ -478,9 +480,12 @@ def compare_clocks(handle: object, now_s: Callable[[], float], in_hub: InHub, do
 
     Parameters
     ----------
-    handle : of an actor that is up
-    now_s : the run's clock
-    in_hub : has a handler of an answer run in the hub's thread
+    handle
+        Of an actor that is up.
+    now_s
+        The run's clock.
+    in_hub
+        Has a handler of an answer run in the hub's thread.
 
     Notes
     -----

@@ -65,9 +65,12 @@ class ActorCall(NamedTuple):
 
     Attributes
     ----------
-    wire : the pickle of the arguments, and the (part, index) of each of their large buffers
-    items : item id to its wire and None, or to None and the key under which the actor keeps it
-    group : rank and world size, None outside of groups
+    wire
+        The pickle of the arguments, and the (part, index) of each of their large buffers.
+    items
+        Item id to its wire and None, or to None and the key under which the actor keeps it.
+    group
+        Rank and world size, None outside of groups.
     """
 
     seq: int
@@ -85,9 +88,12 @@ class Greeting(NamedTuple):
 
     Attributes
     ----------
-    trouble : why the device cannot be used, '' when it can
-    opened : True when the device itself was opened
-    node_id : of this host, as Ray names it
+    trouble
+        Why the device cannot be used, '' when it can.
+    opened
+        True when the device itself was opened.
+    node_id
+        Of this host, as Ray names it.
     """
 
     trouble: str
@@ -102,10 +108,14 @@ class ActorWorker:
 
     Parameters
     ----------
-    entry : opens the device
-    device : whose main memory, if it has no other, is that of this host
-    path : where the program finds its modules
-    address : of this host, on which others reach it
+    entry
+        Opens the device.
+    device
+        Whose main memory, if it has no other, is that of this host.
+    path
+        Where the program finds its modules.
+    address
+        Of this host, on which others reach it.
     """
 
     def __init__(self, entry: WorkerEntry, device: Device, path: Sequence[str], address: str) -> None:
@@ -170,9 +180,12 @@ class ActorWorker:
 
         Parameters
         ----------
-        batch : pickled: functions that are new here, `ActorCall`s, and how many values must have been dropped before
-        peers : the actors of all members, by rank, where the one attempt is run together with others
-        parts : large buffers, or tuples of them
+        batch
+            Pickled: functions that are new here, `ActorCall`s, and how many values must have been dropped before.
+        peers
+            The actors of all members, by rank, where the one attempt is run together with others.
+        parts
+            Large buffers, or tuples of them.
         """
         functions, jobs, drops, levels = pickle.loads(batch)
         if levels is not None:

@@ -79,7 +79,8 @@ def knock(address: str, authority: Path | None = None) -> None:
 
     Parameters
     ----------
-    authority : certificate of the cluster's authority, None where nothing is encrypted
+    authority
+        Certificate of the cluster's authority, None where nothing is encrypted.
 
     Raises
     ------

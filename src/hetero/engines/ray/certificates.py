@@ -30,8 +30,10 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> tuple[Path, ...]:
 
     Parameters
     ----------
-    folder : new or empty; copy what it then holds to every host
-    hosts : IP addresses or names under which the hosts reach each other
+    folder
+        New or empty; copy what it then holds to every host.
+    hosts
+        IP addresses or names under which the hosts reach each other.
 
     Raises
     ------

@@ -41,9 +41,12 @@ class Host(NamedTuple):
 
     Attributes
     ----------
-    name : 'h0' for the program's own
-    node_id : Ray's, another one each time that the host joins
-    address : on which the others reach it
+    name
+        'h0' for the program's own.
+    node_id
+        Ray's, another one each time that the host joins.
+    address
+        On which the others reach it.
     """
 
     name: str
@@ -56,9 +59,12 @@ class Cluster:
 
     Attributes
     ----------
-    address : as it was asked for
-    store_bytes : bytes of the object store on this host
-    certificates : folder of the cluster's certificates on this host, '' where it has none
+    address
+        As it was asked for.
+    store_bytes
+        Bytes of the object store on this host.
+    certificates
+        Folder of the cluster's certificates on this host, '' where it has none.
     """
 
     _held: Cluster | None = None
@@ -79,8 +85,10 @@ class Cluster:
 
         Parameters
         ----------
-        address : 'local', 'auto' or 'host:port'
-        store_bytes : of the object store where a new cluster is started, at least `LEAST_STORE_BYTES`
+        address
+            'local', 'auto' or 'host:port'.
+        store_bytes
+            Of the object store where a new cluster is started, at least `LEAST_STORE_BYTES`.
 
         Raises
         ------

@@ -28,16 +28,22 @@ class RayEngine(PayloadEngine[ActorProxy]):
 
     Parameters
     ----------
-    address : 'local' for a cluster of this program's own on this host, 'auto', or 'host:port'
-    memory_pool_bytes : bytes of the object store of a cluster of its own
-    start_s : s that a worker may take to start
-    note : told what the user should know, in one line each
-    joined : called with each host that joins while it runs, in the thread that carries all news; None leaves it aside
+    address
+        'local' for a cluster of this program's own on this host, 'auto', or 'host:port'.
+    memory_pool_bytes
+        Bytes of the object store of a cluster of its own.
+    start_s
+        Seconds that a worker may take to start.
+    note
+        Told what the user should know, in one line each.
+    joined
+        Called with each host that joins while it runs, in the thread that carries all news; None leaves it aside.
 
     Attributes
     ----------
-    counters : how often things happened: copies and copied_bytes (into the object store), shared (copies saved),
-        messages (calls of actors that carried attempts), functions (sent to a worker), transfers
+    counters
+        How often things happened: copies and copied_bytes (into the object store), shared (copies saved), messages
+        (calls of actors that carried attempts), functions (sent to a worker), transfers.
     """
 
     name = "ray"

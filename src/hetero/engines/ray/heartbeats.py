@@ -49,9 +49,12 @@ class HostMonitor:
 
     Parameters
     ----------
-    names : hosts of the fleet
-    silent : called with the name of a host that fell silent
-    joined : called with each host that the fleet did not have; None where the fleet stays as it is
+    names
+        Hosts of the fleet.
+    silent
+        Called with the name of a host that fell silent.
+    joined
+        Called with each host that the fleet did not have; None where the fleet stays as it is.
     """
 
     def __init__(

@@ -54,9 +54,12 @@ class JobClient:
 
     Attributes
     ----------
-    address : 'host:port'
-    token : of the cluster
-    certificates : folder, None where nothing is encrypted, which is so on loopback only
+    address
+        'host:port'.
+    token
+        Of the cluster.
+    certificates
+        Folder, None where nothing is encrypted, which is so on loopback only.
     """
 
     address: str
@@ -146,7 +149,8 @@ def client_for(address: str, token_file: Path | None, certificates: Path | None)
 
     Parameters
     ----------
-    address : 'host:port' of the server, 'auto' for that of the head on this host
+    address
+        'host:port' of the server, 'auto' for that of the head on this host.
 
     Raises
     ------

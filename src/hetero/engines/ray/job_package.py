@@ -29,10 +29,14 @@ class JobProgram:
 
     Attributes
     ----------
-    script : path within the archive
-    arguments : of the script
-    variables : of its environment, and of its workers'
-    packages : to be installed for it, as pip names them
+    script
+        Path within the archive.
+    arguments
+        Of the script.
+    variables
+        Of its environment, and of its workers'.
+    packages
+        To be installed for it, as pip names them.
     """
 
     script: str
@@ -56,8 +60,10 @@ def pack(script: Path, folder: Path | None = None) -> tuple[str, bytes]:
 
     Parameters
     ----------
-    script : a Python file
-    folder : travels as a whole and has the script in it, but for what is hidden; None lets the script travel alone
+    script
+        A Python file.
+    folder
+        Travels as a whole and has the script in it, but for what is hidden; None lets the script travel alone.
 
     Raises
     ------

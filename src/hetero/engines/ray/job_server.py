@@ -63,14 +63,19 @@ class JobServer:
 
     Parameters
     ----------
-    host : address to listen on
-    port : 0 for any that is free
-    token : who does not show it is sent away
-    certificates : folder; None where nothing is encrypted
+    host
+        Address to listen on.
+    port
+        0 for any that is free.
+    token
+        Who does not show it is sent away.
+    certificates
+        Folder; None where nothing is encrypted.
 
     Attributes
     ----------
-    address : 'host:port'
+    address
+        'host:port'.
     """
 
     def __init__(self, host: str, port: int, token: str, certificates: Path | None) -> None:
@@ -229,13 +234,20 @@ class State(NamedTuple):
 
     Attributes
     ----------
-    job : its name
-    program : script and arguments
-    state : waiting, running, finished, failed or cancelled
-    submitted_s : s since 1970
-    took_s : from submission to its end, None before
-    exit_code : of the program, None before its end
-    why : in one line, why it failed without an exit code of its own
+    job
+        Its name.
+    program
+        Script and arguments.
+    state
+        Waiting, running, finished, failed or cancelled.
+    submitted_s
+        Seconds since 1970.
+    took_s
+        From submission to its end, None before.
+    exit_code
+        Of the program, None before its end.
+    why
+        In one line, why it failed without an exit code of its own.
     """
 
     job: str

@@ -87,14 +87,22 @@ class Node:
 
     Attributes
     ----------
-    address : of the cluster's head, 'host:port'
-    host : address of this host within the cluster
-    token : that everyone in the cluster shows
-    certificates : folder, '' on loopback
-    pid : of the process that watches over Ray's
-    folder : of Ray's sockets and logs; nobody else can look into it
-    jobs : address of the head's job server, 'host:port'; '' on the others
-    job_server_pid : process id of that server, 0 on the others
+    address
+        Of the cluster's head, 'host:port'.
+    host
+        Address of this host within the cluster.
+    token
+        That everyone in the cluster shows.
+    certificates
+        Folder, '' on loopback.
+    pid
+        Of the process that watches over Ray's.
+    folder
+        Of Ray's sockets and logs; nobody else can look into it.
+    jobs
+        Address of the head's job server, 'host:port'; '' on the others.
+    job_server_pid
+        Process id of that server, 0 on the others.
     """
 
     address: str
@@ -191,15 +199,24 @@ def start_node(
 
     Parameters
     ----------
-    join : 'host:port' of the head; '' makes this host the head
-    host : address of this host, on which the others reach it
-    port : of the head, 0 for any that is free
-    jobs_port : of the head's job server, 0 for any that is free
-    token_file : with the cluster's token; a new head without one makes one
-    certificates : folder made by `make_certificates`
-    devices : the fleet of this host, as HETERO_DEVICES takes it; '' for all of it
-    store_bytes : of the object store
-    autoscaling : configuration of Ray's autoscaler, which the head hands on unread
+    join
+        'host:port' of the head; '' makes this host the head.
+    host
+        Address of this host, on which the others reach it.
+    port
+        Of the head, 0 for any that is free.
+    jobs_port
+        Of the head's job server, 0 for any that is free.
+    token_file
+        With the cluster's token; a new head without one makes one.
+    certificates
+        Folder made by `make_certificates`.
+    devices
+        The fleet of this host, as HETERO_DEVICES takes it; '' for all of it.
+    store_bytes
+        Of the object store.
+    autoscaling
+        Configuration of Ray's autoscaler, which the head hands on unread.
 
     Raises
     ------

@@ -115,8 +115,10 @@ class ObjectStore:
 
     Parameters
     ----------
-    capacity_bytes : bytes of the store on this host
-    counters : counts copies, copied_bytes and shared (a copy saved)
+    capacity_bytes
+        Bytes of the store on this host.
+    counters
+        Counts copies, copied_bytes and shared (a copy saved).
     """
 
     def __init__(self, capacity_bytes: int, counters: Counter[str]) -> None:

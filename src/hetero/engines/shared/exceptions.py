@@ -52,14 +52,22 @@ class _Plain(NamedTuple):
 
     Attributes
     ----------
-    kind : the class pickled, None where it cannot be
-    name : its name
-    bases : (module, qualified name) of it and of its bases, in their order
-    made : the arguments of the built-in base's constructor, None where they are `args`
-    args : the attribute `args`
-    state : the other attributes, slots included
-    whole : the exception pickled by its own `__reduce__`, where its class has one that works
-    cause, context : those of the exception, by their rows in the table, -1 for none
+    kind
+        The class pickled, None where it cannot be.
+    name
+        Its name.
+    bases
+        (module, qualified name) of it and of its bases, in their order.
+    made
+        The arguments of the built-in base's constructor, None where they are `args`.
+    args
+        The attribute `args`.
+    state
+        The other attributes, slots included.
+    whole
+        The exception pickled by its own `__reduce__`, where its class has one that works.
+    cause, context
+        Those of the exception, by their rows in the table, -1 for none.
     """
 
     kind: bytes | None
@@ -157,7 +165,8 @@ class _Rows:
 
     Attributes
     ----------
-    errors : each at its row, so that circles end and what is reached in two ways stays one
+    errors
+        Each at its row, so that circles end and what is reached in two ways stays one.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -328,7 +337,8 @@ class _Table:
 
     Parameters
     ----------
-    rows : as `_dumped` wrote them
+    rows
+        As `_dumped` wrote them.
     """
 
     def __init__(self, rows: list[tuple[object, ...] | None]) -> None:

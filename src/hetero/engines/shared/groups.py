@@ -46,10 +46,14 @@ class GroupChannel:
 
     Parameters
     ----------
-    send : sends a value to a rank
-    receive : waits for the next (SAY, sender, content) or (LEFT, sender, reason); a content is a `Whole` or a `Chunk`
-    copy : copies the data of a piece into a buffer
-    address : as in `Channel`
+    send
+        Sends a value to a rank.
+    receive
+        Waits for the next (SAY, sender, content) or (LEFT, sender, reason); a content is a `Whole` or a `Chunk`.
+    copy
+        Copies the data of a piece into a buffer.
+    address
+        As in `Channel`.
     """
 
     def __init__(
@@ -143,11 +147,15 @@ class Chunk(NamedTuple):
 
     Attributes
     ----------
-    head : of the first piece: the pickle and the bytes of each large buffer; None for the others.
-        A pickle that is large itself is None there, and the first of the buffers.
-    buffer, offset : which buffer it is a part of, and from which byte on
-    left : pieces of this value that follow
-    data : the bytes, or what stands for them on the way
+    head
+        Of the first piece: the pickle and the bytes of each large buffer; None for the others. A pickle that is large
+        itself is None there, and the first of the buffers.
+    buffer, offset
+        Which buffer it is a part of, and from which byte on.
+    left
+        Pieces of this value that follow.
+    data
+        The bytes, or what stands for them on the way.
     """
 
     head: tuple[bytes | None, tuple[int, ...]] | None
@@ -193,7 +201,8 @@ class Assembly:
 
     Parameters
     ----------
-    copy : copies what stands for the data of a piece into a buffer
+    copy
+        Copies what stands for the data of a piece into a buffer.
     """
 
     def __init__(self, copy: Callable[[object, memoryview], None]) -> None:

@@ -174,8 +174,10 @@ class Outbox(Generic[Row]):
 
     Parameters
     ----------
-    send : called with the answers, from the thread that adds them or from the outbox's own
-    sleep, now_s : the clock's
+    send
+        Called with the answers, from the thread that adds them or from the outbox's own.
+    sleep, now_s
+        The clock's.
 
     Notes
     -----

@@ -148,9 +148,12 @@ class MemoryPool:
 
     Parameters
     ----------
-    capacity_bytes : bytes of the pool
-    note : told, once a kind, what the user should know
-    counters : counts copies, copied_bytes, shared (a copy saved), spills and spilled_bytes
+    capacity_bytes
+        Bytes of the pool.
+    note
+        Told, once a kind, what the user should know.
+    counters
+        Counts copies, copied_bytes, shared (a copy saved), spills and spilled_bytes.
 
     Notes
     -----
@@ -307,8 +310,10 @@ class Allocator:
 
     Parameters
     ----------
-    capacity_bytes : bytes of the region; what is left of a last page is not used
-    page_bytes : every block begins at a multiple of this and takes a multiple of it
+    capacity_bytes
+        Bytes of the region; what is left of a last page is not used.
+    page_bytes
+        Every block begins at a multiple of this and takes a multiple of it.
 
     Notes
     -----
@@ -407,8 +412,10 @@ class OutputLeases:
 
     Parameters
     ----------
-    pool : where the room is taken from
-    announce : called with what was leased, before the worker learns of it
+    pool
+        Where the room is taken from.
+    announce
+        Called with what was leased, before the worker learns of it.
 
     Notes
     -----
@@ -427,7 +434,8 @@ class OutputLeases:
 
         Parameters
         ----------
-        function : key of the function whose result it is for, '' for something else
+        function
+            Key of the function whose result it is for, '' for something else.
         """
         try:
             blocks = [self._pool.take(nbytes) for nbytes in sizes]
@@ -688,7 +696,8 @@ def store(value: object, mappings: SharedMappings, room: Callable[[list[memoryvi
 
     Parameters
     ----------
-    room : leases places for these buffers, in their order
+    room
+        Leases places for these buffers, in their order.
 
     Raises
     ------

@@ -79,8 +79,10 @@ class Hello(NamedTuple):
 
     Attributes
     ----------
-    running_slot : where in the pool the worker keeps the number of the attempt that it runs
-    fleet : the devices to which tasks that its tasks submit may go; empty where these stay with it
+    running_slot
+        Where in the pool the worker keeps the number of the attempt that it runs.
+    fleet
+        The devices to which tasks that its tasks submit may go; empty where these stay with it.
     """
 
     device: Device
@@ -104,9 +106,12 @@ class AttemptCall(NamedTuple):
 
     Attributes
     ----------
-    items : item id to its wire and None, or to None and the key under which the worker keeps it
-    group : rank and world size, None outside of groups
-    nest : how it came to be, as in `hetero.engines.base.Nest`
+    items
+        Item id to its wire and None, or to None and the key under which the worker keeps it.
+    group
+        Rank and world size, None outside of groups.
+    nest
+        How it came to be, as in `hetero.engines.base.Nest`.
     """
 
     seq: int
@@ -516,8 +521,10 @@ class Transport(NamedTuple):
 
     Attributes
     ----------
-    pooled : True sends large arrays through the shared-memory pool, False everything inside messages
-    piece_bytes : bytes; the most that one message carries of a large array
+    pooled
+        True sends large arrays through the shared-memory pool, False everything inside messages.
+    piece_bytes
+        Bytes; the most that one message carries of a large array.
     """
 
     pooled: bool = True

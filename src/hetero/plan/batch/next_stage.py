@@ -37,8 +37,10 @@ class StagePlanner:
 
     Parameters
     ----------
-    allowed : by device, for each stage whether it may run it
-    make_sizes : makes what is known of a device at a step
+    allowed
+        By device, for each stage whether it may run it.
+    make_sizes
+        Makes what is known of a device at a step.
 
     Notes
     -----
@@ -105,7 +107,8 @@ class StagePlanner:
 
         Parameters
         ----------
-        queues : records that wait before each stage
+        queues
+            Records that wait before each stage.
         """
         own, bound = self._queues[name], self.bound
         if len(own.queue) >= _QUEUED or any(self.sizes_at(name, step).probing for step, _ in own.queue.values()):

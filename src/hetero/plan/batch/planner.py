@@ -35,9 +35,12 @@ class AssignedBatch:
 
     Attributes
     ----------
-    ticket : of the batch; a batch that runs a second time has the same one
-    size : records, or their cost in records of the mean cost
-    expected_s : how long it should take, infinite where nobody knows
+    ticket
+        Of the batch; a batch that runs a second time has the same one.
+    size
+        Records, or their cost in records of the mean cost.
+    expected_s
+        How long it should take, infinite where nobody knows.
     """
 
     ticket: int
@@ -74,7 +77,8 @@ class BatchPlanner:
 
     Parameters
     ----------
-    sizes : what is known of each device, by its name
+    sizes
+        What is known of each device, by its name.
 
     Examples
     --------
@@ -124,8 +128,10 @@ class BatchPlanner:
 
         Parameters
         ----------
-        left : records that nobody was given yet, infinite where unknown
-        insured : whether another device can take the batch over with what is left, where it turns out late
+        left
+            Records that nobody was given yet, infinite where unknown.
+        insured
+            Whether another device can take the batch over with what is left, where it turns out late.
         """
         state = self._states[name]
         wanted, law = state.sizes.wanted(), state.sizes.law
@@ -185,8 +191,10 @@ class BatchPlanner:
 
         Parameters
         ----------
-        seconds : s, that the function took; 0 where it failed or was stopped, and nothing is learned
-        cold : True for the first one of a worker
+        seconds
+            Seconds, that the function took; 0 where it failed or was stopped, and nothing is learned.
+        cold
+            True for the first one of a worker.
         """
         state = self._states[name]
         size = next(given.size for given in state.queue if given.ticket == ticket)
@@ -216,8 +224,10 @@ class BatchPlanner:
 
         Parameters
         ----------
-        tickets : of batches that stand beside what is left, in the order in which they may be taken over
-        left : records that nobody was given yet
+        tickets
+            Of batches that stand beside what is left, in the order in which they may be taken over.
+        left
+            Records that nobody was given yet.
 
         Notes
         -----
@@ -320,7 +330,8 @@ class Span(NamedTuple):
 
     Attributes
     ----------
-    begin, end : number of the first one, and of the one after the last
+    begin, end
+        Number of the first one, and of the one after the last.
     """
 
     begin: int
@@ -335,7 +346,8 @@ def beside(left: Span, works: Mapping[int, Span]) -> tuple[int, ...]:
 
     Parameters
     ----------
-    works : items of the batches that are not done, by ticket
+    works
+        Items of the batches that are not done, by ticket.
 
     Examples
     --------

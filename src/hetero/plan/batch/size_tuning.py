@@ -32,13 +32,17 @@ class Sizes:
 
     Parameters
     ----------
-    fixed : the size that the user asked for, None to find the best one
-    limit : the largest size that is allowed
-    known : (size, s) of an earlier run
+    fixed
+        The size that the user asked for, None to find the best one.
+    limit
+        The largest size that is allowed.
+    known
+        (size, s) of an earlier run.
 
     Attributes
     ----------
-    limit : the largest size that is allowed; falls when one did not fit
+    limit
+        The largest size that is allowed; falls when one did not fit.
 
     Notes
     -----
@@ -108,9 +112,12 @@ class Sizes:
 
         Parameters
         ----------
-        size : > 0
-        seconds : s
-        cold : True for the first one of a worker, which is believed only until there is another
+        size
+            > 0.
+        seconds
+            Seconds.
+        cold
+            True for the first one of a worker, which is believed only until there is another.
         """
         seconds = max(seconds, 1e-7)
         self._law = None

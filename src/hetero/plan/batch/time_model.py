@@ -24,9 +24,12 @@ class Law:
 
     Parameters
     ----------
-    points : (size, s) of sizes that were measured, at least one, sizes ascending and > 0
-    limit : the largest size that is allowed
-    grows : whether the rate still grew at the last point
+    points
+        (size, s) of sizes that were measured, at least one, sizes ascending and > 0.
+    limit
+        The largest size that is allowed.
+    grows
+        Whether the rate still grew at the last point.
 
     Notes
     -----
@@ -139,9 +142,12 @@ def finish_s(laws: Sequence[Law], free_s: Sequence[float], left: float) -> float
 
     Parameters
     ----------
-    laws : of the devices, at least one
-    free_s : s, when each has done what it was given
-    left : records that no device was given yet
+    laws
+        Of the devices, at least one.
+    free_s
+        Seconds, when each has done what it was given.
+    left
+        Records that no device was given yet.
 
     Examples
     --------
@@ -182,8 +188,10 @@ def guided_size(laws: Sequence[Law], free_s: Sequence[float], left: float, devic
 
     Parameters
     ----------
-    laws, free_s, left : as for `finish_s`
-    device : index of the device that asks
+    laws, free_s, left
+        As for `finish_s`.
+    device
+        Index of the device that asks.
 
     Returns
     -------
@@ -213,8 +221,10 @@ def packed(costs: Sequence[float], wanted: float) -> int:
 
     Parameters
     ----------
-    costs : > 0, of the next records in their order
-    wanted : of the batch
+    costs
+        > 0, of the next records in their order.
+    wanted
+        Of the batch.
 
     Examples
     --------

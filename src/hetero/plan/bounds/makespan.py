@@ -33,11 +33,15 @@ class LowerBound:
 
     Attributes
     ----------
-    seconds : s
-    path_s : s, the longest chain of tasks, each on its fastest device
-    load_s : s, all work spread over all devices as if it could be cut at will
-    cause : 'path', 'load', 'window' (a part of the tasks, with the chains before and behind it) or 'search'
-        (these again without the devices on which a task would end too late)
+    seconds
+        Seconds.
+    path_s
+        Seconds, the longest chain of tasks, each on its fastest device.
+    load_s
+        Seconds, all work spread over all devices as if it could be cut at will.
+    cause
+        'path', 'load', 'window' (a part of the tasks, with the chains before and behind it) or 'search' (these again
+        without the devices on which a task would end too late).
     """
 
     seconds: float
@@ -57,10 +61,14 @@ def lower_bound(
 
     Parameters
     ----------
-    seconds : shape (n_tasks, n_devices), s; inf where a task cannot run
-    after : for each task the rows that must finish before it begins, each smaller than its own
-    width : for each task how many devices it takes together, 1 where not given
-    rounds : how long to look for good weights; with fewer than 30 no search follows
+    seconds
+        Shape (n_tasks, n_devices), s; inf where a task cannot run.
+    after
+        For each task the rows that must finish before it begins, each smaller than its own.
+    width
+        For each task how many devices it takes together, 1 where not given.
+    rounds
+        How long to look for good weights; with fewer than 30 no search follows.
 
     Returns
     -------

@@ -69,8 +69,10 @@ class Links:
 
     Attributes
     ----------
-    bytes_per_s : of each member's link, the slower of its two directions
-    latency_s : of one message
+    bytes_per_s
+        Of each member's link, the slower of its two directions.
+    latency_s
+        Of one message.
     """
 
     bytes_per_s: tuple[float, ...]
@@ -93,10 +95,14 @@ class AlgorithmChoice:
 
     Attributes
     ----------
-    algorithm : never 'auto'
-    tree : along which it goes; None for 'library' and 'ring'
-    chunk_bytes : size of what travels as one
-    seconds : predicted, s
+    algorithm
+        Never 'auto'.
+    tree
+        Along which it goes; None for 'library' and 'ring'.
+    chunk_bytes
+        Size of what travels as one.
+    seconds
+        Predicted, s.
     """
 
     algorithm: Algorithm
@@ -204,9 +210,12 @@ def choose(links: Links, nbytes: int, algorithm: Algorithm = "auto", *, library:
 
     Parameters
     ----------
-    nbytes : of the row
-    algorithm : 'auto' for the soonest
-    library : whether there is a library whose ring can be taken for 'auto'
+    nbytes
+        Of the row.
+    algorithm
+        'auto' for the soonest.
+    library
+        Whether there is a library whose ring can be taken for 'auto'.
 
     Examples
     --------

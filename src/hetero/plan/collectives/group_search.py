@@ -33,11 +33,16 @@ class Search:
 
     Attributes
     ----------
-    speeds : bytes/s between any two, 0 on the diagonal
-    count : members
-    shape : 'ring', 'pairs' or 'tree'
-    include : members that must be in it
-    homes : one a device; no two members have the same
+    speeds
+        Bytes/s between any two, 0 on the diagonal.
+    count
+        Members.
+    shape
+        'ring', 'pairs' or 'tree'.
+    include
+        Members that must be in it.
+    homes
+        One a device; no two members have the same.
     """
 
     speeds: NDArray[np.float64]

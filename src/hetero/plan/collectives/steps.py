@@ -40,10 +40,14 @@ class Step(NamedTuple):
 
     Attributes
     ----------
-    action : send a range to the peer; receive it and copy or add it
-    peer : rank at the other end
-    begin, end : range of elements
-    after : index of the step of the same member that must be done before, -1 for none
+    action
+        Send a range to the peer; receive it and copy or add it.
+    peer
+        Rank at the other end.
+    begin, end
+        Range of elements.
+    after
+        Index of the step of the same member that must be done before, -1 for none.
     """
 
     action: Action
@@ -58,9 +62,12 @@ class CollectivePiece(NamedTuple):
 
     Attributes
     ----------
-    begin, end : range of elements
-    tree : it is added up towards the root, and handed out from there
-    tick : when it sets out, counted in hops; orders the pieces of one connection
+    begin, end
+        Range of elements.
+    tree
+        It is added up towards the root, and handed out from there.
+    tick
+        When it sets out, counted in hops; orders the pieces of one connection.
     """
 
     begin: int
@@ -130,10 +137,14 @@ class Collective(NamedTuple):
 
     Attributes
     ----------
-    word : which collective
-    size : how many members
-    elements, itemsize : of the whole row, and bytes of each one
-    src : whose row is handed out; broadcast only
+    word
+        Which collective.
+    size
+        How many members.
+    elements, itemsize
+        Of the whole row, and bytes of each one.
+    src
+        Whose row is handed out; broadcast only.
     """
 
     word: Word
@@ -218,7 +229,8 @@ def owned_pieces(
 
     Parameters
     ----------
-    in_waves : whether each chunk of a part sets out one tick after the one before
+    in_waves
+        Whether each chunk of a part sets out one tick after the one before.
     """
     return [
         CollectivePiece(first, last, tree_of(owner), number if in_waves else 0)

@@ -18,7 +18,8 @@ class MemberTree:
 
     Attributes
     ----------
-    parents : each member's parent, -1 for the root
+    parents
+        Each member's parent, -1 for the root.
 
     Examples
     --------
@@ -118,8 +119,10 @@ def capped_tree(caps: Sequence[int], root: int | None = None) -> MemberTree | No
 
     Parameters
     ----------
-    caps : most neighbours of each member, >= 1
-    root : the member at the root; None for the one with the largest cap
+    caps
+        Most neighbours of each member, >= 1.
+    root
+        The member at the root; None for the one with the largest cap.
 
     Examples
     --------

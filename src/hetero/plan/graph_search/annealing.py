@@ -43,8 +43,10 @@ class Annealing:
 
     Parameters
     ----------
-    p : the problem
-    tail_s : shape (n_tasks, n_nodes), s; the least from a task's finish on a memory node to the end of the graph
+    p
+        The problem.
+    tail_s
+        Shape (n_tasks, n_nodes), s; the least from a task's finish on a memory node to the end of the graph.
 
     Notes
     -----
@@ -120,8 +122,10 @@ class Recreation:
 
     Parameters
     ----------
-    p : the problem
-    justification : packs what comes out
+    p
+        The problem.
+    justification
+        Packs what comes out.
 
     Notes
     -----
@@ -180,10 +184,14 @@ class Hopping:
 
     Parameters
     ----------
-    p : the problem
-    tail_s : shape (n_tasks, n_nodes), s; the least from a task's finish on a memory node to the end of the graph
-    timeline : the schedule to begin with
-    justification : packs what perturbations leave
+    p
+        The problem.
+    tail_s
+        Shape (n_tasks, n_nodes), s; the least from a task's finish on a memory node to the end of the graph.
+    timeline
+        The schedule to begin with.
+    justification
+        Packs what perturbations leave.
 
     Notes
     -----

@@ -31,7 +31,8 @@ def clusterings(p: Problem, parts: list[Bools]) -> Iterator[tuple[str, Ints]]:
 
     Parameters
     ----------
-    parts : groups of devices; each mapping is made for all devices, and for each group
+    parts
+        Groups of devices; each mapping is made for all devices, and for each group.
 
     Notes
     -----
@@ -77,7 +78,8 @@ def parts_of_fleet(p: Problem, hosts: Ints) -> tuple[list[Bools], list[Bools]]:
 
     Parameters
     ----------
-    hosts : shape (n_nodes,); the number of the host of each memory node
+    hosts
+        Shape (n_nodes,); the number of the host of each memory node.
 
     Notes
     -----

@@ -46,9 +46,12 @@ class BestSchedule(NamedTuple):
 
     Attributes
     ----------
-    timeline : the schedule
-    lower_bound_s : s, proven for the graph
-    by : what found it
+    timeline
+        The schedule.
+    lower_bound_s
+        Seconds, proven for the graph.
+    by
+        What found it.
     """
 
     timeline: Timeline
@@ -66,8 +69,10 @@ def search(p: Problem, seed: int) -> Generator[BestSchedule, float | None, None]
 
     Parameters
     ----------
-    p : the problem; at least one task
-    seed : of every random choice
+    p
+        The problem; at least one task.
+    seed
+        Of every random choice.
 
     Notes
     -----

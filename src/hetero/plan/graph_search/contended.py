@@ -73,9 +73,12 @@ class ContendedFound(NamedTuple):
 
     Attributes
     ----------
-    timeline, moves : the schedule and its transfers
-    lower_bound_s : s, proven for the graph
-    by : what found it
+    timeline, moves
+        The schedule and its transfers.
+    lower_bound_s
+        Seconds, proven for the graph.
+    by
+        What found it.
     """
 
     timeline: Timeline
@@ -145,9 +148,12 @@ def contended_search(
 
     Parameters
     ----------
-    p : the problem; at least one task
-    seed : of every random choice
-    given : schedules to begin with, besides the starts of the portfolio
+    p
+        The problem; at least one task.
+    seed
+        Of every random choice.
+    given
+        Schedules to begin with, besides the starts of the portfolio.
 
     Notes
     -----
@@ -254,8 +260,10 @@ class ContendedAnnealing:
 
     Parameters
     ----------
-    p, c : the problem and its channels
-    keep : takes the order and the devices of a schedule that is the best of its cycle so far
+    p, c
+        The problem and its channels.
+    keep
+        Takes the order and the devices of a schedule that is the best of its cycle so far.
 
     Notes
     -----
@@ -325,8 +333,10 @@ class _Cycles:
 
     Parameters
     ----------
-    annealing : to move on
-    starts : to begin with, the shortest first
+    annealing
+        To move on.
+    starts
+        To begin with, the shortest first.
     """
 
     def __init__(self, annealing: ContendedAnnealing, starts: Sequence[_Origin]) -> None:

@@ -203,16 +203,26 @@ class ContendedWalk(NamedTuple):
 
     Attributes
     ----------
-    order, place, device : the turns of the tasks, each task's turn, and its device
-    ranked, choices : each task's devices, the cheapest first, and how many can run it
-    tail_s : shape (n_tasks, n_nodes), s; the least from a task's finish on a memory node to the end
-    dst : the task that each edge of `Problem.pred` leads into
-    critical : the tasks that the makespan waits for
-    changed, was : the tasks that a move gave another device, and which they had
-    marked : shape (n_tasks,); the number of the last move that gathered a task
-    best_order, best_device : the best so far
-    span_s : shape (2,), s; see `NOW`
-    counts : shape (3,); see `_CRITICAL`; the last is the number of the move
+    order, place, device
+        The turns of the tasks, each task's turn, and its device.
+    ranked, choices
+        Each task's devices, the cheapest first, and how many can run it.
+    tail_s
+        Shape (n_tasks, n_nodes), s; the least from a task's finish on a memory node to the end.
+    dst
+        The task that each edge of `Problem.pred` leads into.
+    critical
+        The tasks that the makespan waits for.
+    changed, was
+        The tasks that a move gave another device, and which they had.
+    marked
+        Shape (n_tasks,); the number of the last move that gathered a task.
+    best_order, best_device
+        The best so far.
+    span_s
+        Shape (2,), s; see `NOW`.
+    counts
+        Shape (3,); see `_CRITICAL`; the last is the number of the move.
     """
 
     order: Ints

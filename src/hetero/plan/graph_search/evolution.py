@@ -34,8 +34,10 @@ class Evolution:
 
     Parameters
     ----------
-    p : the problem
-    timelines : the schedules to begin with; each becomes the keys and pins that give it again
+    p
+        The problem.
+    timelines
+        The schedules to begin with; each becomes the keys and pins that give it again.
 
     Notes
     -----

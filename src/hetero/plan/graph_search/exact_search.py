@@ -29,9 +29,12 @@ class ExactLimits(NamedTuple):
 
     Attributes
     ----------
-    deterministic : OR-tools' deterministic time, about a second each, the same on every machine
-    wall_s : s of wall time, inf for none; a result then depends on the machine
-    seed : of OR-tools' own chance
+    deterministic
+        OR-tools' deterministic time, about a second each, the same on every machine.
+    wall_s
+        Seconds of wall time, inf for none; a result then depends on the machine.
+    seed
+        Of OR-tools' own chance.
     """
 
     deterministic: float
@@ -44,10 +47,14 @@ class _Window(NamedTuple):
 
     Attributes
     ----------
-    tasks : the free tasks, in the order of the schedule
-    since_s : shape (n_free, n_devices), s; the earliest start of each on each device
-    after_s : shape (n_free, n_devices), s; the least from its finish there to the end
-    floor_s : s, the makespan that the rest alone makes
+    tasks
+        The free tasks, in the order of the schedule.
+    since_s
+        Shape (n_free, n_devices), s; the earliest start of each on each device.
+    after_s
+        Shape (n_free, n_devices), s; the least from its finish there to the end.
+    floor_s
+        Seconds, the makespan that the rest alone makes.
     """
 
     tasks: Ints
@@ -271,10 +278,14 @@ class LinkedFound(NamedTuple):
 
     Attributes
     ----------
-    order, device : of a schedule, None where none was found
-    bound_s : s; no schedule is shorter
-    spent : of OR-tools' deterministic time
-    is_done : whether nothing is left to be found
+    order, device
+        Of a schedule, None where none was found.
+    bound_s
+        Seconds; no schedule is shorter.
+    spent
+        Of OR-tools' deterministic time.
+    is_done
+        Whether nothing is left to be found.
     """
 
     order: Ints | None
@@ -310,8 +321,10 @@ def improve_linked(p: Problem, least: Problem, c: Channels, best: Timeline, limi
 
     Parameters
     ----------
-    least : the problem with the least transfers, see `hetero.plan.planners.contention.least_transfers`
-    limit : of OR-tools' deterministic time
+    least
+        The problem with the least transfers, see `hetero.plan.planners.contention.least_transfers`.
+    limit
+        Of OR-tools' deterministic time.
 
     Notes
     -----

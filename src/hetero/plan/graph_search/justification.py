@@ -25,7 +25,8 @@ class Justification:
 
     Parameters
     ----------
-    p : the problem
+    p
+        The problem.
 
     Notes
     -----

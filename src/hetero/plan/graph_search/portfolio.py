@@ -54,10 +54,14 @@ class PortfolioSchedule(NamedTuple):
 
     Attributes
     ----------
-    name : as in 'fastest + oct'
-    keys : shape (n_tasks,); what the tasks were ordered by, higher first
-    timeline : the schedule
-    is_start : whether it is looked at before a search may end, whatever its budget
+    name
+        As in 'fastest + oct'.
+    keys
+        Shape (n_tasks,); what the tasks were ordered by, higher first.
+    timeline
+        The schedule.
+    is_start
+        Whether it is looked at before a search may end, whatever its budget.
     """
 
     name: str
@@ -71,7 +75,8 @@ def portfolio(p: Problem, most_steps: int = _START_STEPS) -> Iterator[PortfolioS
 
     Parameters
     ----------
-    most_steps : of the starts; the first three are starts however large the graph is
+    most_steps
+        Of the starts; the first three are starts however large the graph is.
 
     Notes
     -----

@@ -36,23 +36,38 @@ class Walk(NamedTuple):
 
     Attributes
     ----------
-    order, place : a topological order, and each task's position in it
-    device, node, seconds : each task's device, the memory node of that, and the s that it takes there
-    finish_s : s; each task starts as early as it can in the order; right up to the position `state[HEADS]`
-    rest_s : s; from a task's finish to the end, along the longest path through tasks and devices; right from the
-        position `state[TAILS]` on
-    before, after : the task before and behind each on its device, -1 for none
-    first : shape (n_devices,); the first task of each device, -1 for none
-    next_finish_s : the finish times of the move that is being judged
-    touched, changed : shape (n_tasks,); the number of the last move that a task had to be timed anew for, and of the
-        last that changed its finish
-    priced_s : shape (n_tasks, n_devices), s; the seconds of each task, at the price of each device
-    ranked, choices : each task's devices, the cheapest first, and how many can run it
-    tail_s : shape (n_tasks, n_nodes), s; the least from a task's finish to the end
-    sources, sinks : the tasks without predecessors and those without successors
-    best_order, best_device : the best schedule so far
-    span_s : shape (3,), s; see `NOW`
-    state : shape (6,); see `NUMBER`
+    order, place
+        A topological order, and each task's position in it.
+    device, node, seconds
+        Each task's device, the memory node of that, and the s that it takes there.
+    finish_s
+        Seconds; each task starts as early as it can in the order; right up to the position `state[HEADS]`.
+    rest_s
+        Seconds; from a task's finish to the end, along the longest path through tasks and devices; right from the
+        position `state[TAILS]` on.
+    before, after
+        The task before and behind each on its device, -1 for none.
+    first
+        Shape (n_devices,); the first task of each device, -1 for none.
+    next_finish_s
+        The finish times of the move that is being judged.
+    touched, changed
+        Shape (n_tasks,); the number of the last move that a task had to be timed anew for, and of the last that changed
+        its finish.
+    priced_s
+        Shape (n_tasks, n_devices), s; the seconds of each task, at the price of each device.
+    ranked, choices
+        Each task's devices, the cheapest first, and how many can run it.
+    tail_s
+        Shape (n_tasks, n_nodes), s; the least from a task's finish to the end.
+    sources, sinks
+        The tasks without predecessors and those without successors.
+    best_order, best_device
+        The best schedule so far.
+    span_s
+        Shape (3,), s; see `NOW`.
+    state
+        Shape (6,); see `NUMBER`.
     """
 
     order: Ints
@@ -85,10 +100,14 @@ class Move(NamedTuple):
 
     Attributes
     ----------
-    task, device : what moves, and to which device
-    was, now : its position in the order, before and after
-    left, right : the task that it is put behind on the device, and the one that it is put before; -1 for none
-    other : the task that it changes places with, -1 for none
+    task, device
+        What moves, and to which device.
+    was, now
+        Its position in the order, before and after.
+    left, right
+        The task that it is put behind on the device, and the one that it is put before; -1 for none.
+    other
+        The task that it changes places with, -1 for none.
     """
 
     task: int

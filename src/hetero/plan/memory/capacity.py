@@ -34,9 +34,12 @@ class Resident(NamedTuple):
 
     Attributes
     ----------
-    timeline, moves : the schedule and its transfers
-    dropped : items that left a memory node and came back later
-    repeats : further attempts of tasks, which make again what was dropped
+    timeline, moves
+        The schedule and its transfers.
+    dropped
+        Items that left a memory node and came back later.
+    repeats
+        Further attempts of tasks, which make again what was dropped.
     """
 
     timeline: Timeline
@@ -50,8 +53,10 @@ def only_where_it_fits(p: Problem, c: Channels, capacity_bytes: Floats, names: t
 
     Parameters
     ----------
-    capacity_bytes : shape (n_nodes,), in the order of `Channels.nodes`
-    names : task ids, for the message
+    capacity_bytes
+        Shape (n_nodes,), in the order of `Channels.nodes`.
+    names
+        Task ids, for the message.
 
     Raises
     ------
@@ -117,10 +122,14 @@ def within_capacity(
 
     Parameters
     ----------
-    order : a topological order; the earlier task has the right of way
-    device : shape (n_tasks,)
-    names : task ids, for the message
-    repeats : whether tasks may run again to make values that were dropped for room
+    order
+        A topological order; the earlier task has the right of way.
+    device
+        Shape (n_tasks,).
+    names
+        Task ids, for the message.
+    repeats
+        Whether tasks may run again to make values that were dropped for room.
 
     Raises
     ------

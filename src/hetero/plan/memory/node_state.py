@@ -25,10 +25,14 @@ class Repeat(NamedTuple):
 
     Attributes
     ----------
-    task : the one that makes it
-    device : where, if its inputs are kept until then; -1 where it is ordered when its reader's turn has come
-    for_ : the attempt that reads the value next
-    cost_s : s, of all runs and transfers that it needs
+    task
+        The one that makes it.
+    device
+        Where, if its inputs are kept until then; -1 where it is ordered when its reader's turn has come.
+    for_
+        The attempt that reads the value next.
+    cost_s
+        Seconds, of all runs and transfers that it needs.
     """
 
     task: int
@@ -65,8 +69,10 @@ class Remaking:
 
         Parameters
         ----------
-        node : where its last copy lies
-        before : the place of the attempt that takes its room
+        node
+            Where its last copy lies.
+        before
+            The place of the attempt that takes its room.
         """
         task, place = int(self._c.item_task[item]), self._attempts.place
         if not self._allowed or not self._attempts.may_grow:
@@ -108,7 +114,8 @@ class Remaking:
 
         Parameters
         ----------
-        absent_s : s, the way of an input that lies nowhere
+        absent_s
+            Seconds, the way of an input that lies nowhere.
         """
         home, inputs, costs = self._attempts.node[reader], self._replicas.inputs(task), []
         for device in np.flatnonzero(np.isfinite(self._p.seconds[task])).tolist():
@@ -142,7 +149,8 @@ class Residence:
 
     Attributes
     ----------
-    replicas : what lies where
+    replicas
+        What lies where.
 
     Notes
     -----

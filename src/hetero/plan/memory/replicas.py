@@ -37,9 +37,12 @@ class Attempts:
 
     Attributes
     ----------
-    task, device, node : of each attempt
-    place : when its turn comes; that of a repeat is just before the attempt that it is for
-    waiting : the repeat of a task that has not begun yet, by task
+    task, device, node
+        Of each attempt.
+    place
+        When its turn comes; that of a repeat is just before the attempt that it is for.
+    waiting
+        The repeat of a task that has not begun yet, by task.
     """
 
     def __init__(self, p: Problem, device: Ints, place: Ints) -> None:
@@ -108,13 +111,20 @@ class PlannedReplicas:
 
     Attributes
     ----------
-    now_s : s, set by who runs the plan
-    capacity_bytes, used_bytes, leaving_bytes : shape (n_nodes,); the last are on their way out
-    of : for each item its replicas, by memory node
-    on : for each memory node the replicas there, by item
-    readers : for each item, by memory node, the attempts there that are still to read it, the next one last
-    free_s : when each channel is idle again
-    sent : the transfers so far: item, hop, start and finish
+    now_s
+        Seconds, set by who runs the plan.
+    capacity_bytes, used_bytes, leaving_bytes
+        Shape (n_nodes,); the last are on their way out.
+    of
+        For each item its replicas, by memory node.
+    on
+        For each memory node the replicas there, by item.
+    readers
+        For each item, by memory node, the attempts there that are still to read it, the next one last.
+    free_s
+        When each channel is idle again.
+    sent
+        The transfers so far: item, hop, start and finish.
     """
 
     def __init__(self, p: Problem, c: Channels, capacity_bytes: Floats, attempts: Attempts) -> None:

@@ -49,12 +49,16 @@ class TimeEstimate(NamedTuple):
 
     Attributes
     ----------
-    seconds : s, the median; inf never occurs here
-    low_s, high_s : s, the 10th and 90th percentile, or a wide guess
-    origin : 'history' same signature on this device or its model; 'regression' other sizes of the function;
-        'relative' the signature's time on another device, scaled by the devices' speeds;
-        'roofline' size over the device's speed; 'unknown' nothing is known
-    samples : number of measurements behind it
+    seconds
+        Seconds, the median; inf never occurs here.
+    low_s, high_s
+        Seconds, the 10th and 90th percentile, or a wide guess.
+    origin
+        'history' same signature on this device or its model; 'regression' other sizes of the function; 'relative' the
+        signature's time on another device, scaled by the devices' speeds; 'roofline' size over the device's speed;
+        'unknown' nothing is known.
+    samples
+        Number of measurements behind it.
     """
 
     seconds: float
@@ -93,13 +97,16 @@ class CostModel:
 
     Parameters
     ----------
-    devices : the devices in the order in which ties between them are broken; others join when first named
+    devices
+        The devices in the order in which ties between them are broken; others join when first named.
 
     Attributes
     ----------
-    epoch : grows whenever estimates of other signatures than the observed one moved as well, because a device
-        changed its speed; who keeps estimates should then ask for all of them again
-    result_bytes : bytes of the largest result known of each signature
+    epoch
+        Grows whenever estimates of other signatures than the observed one moved as well, because a device changed its
+        speed; who keeps estimates should then ask for all of them again.
+    result_bytes
+        Bytes of the largest result known of each signature.
 
     Notes
     -----
@@ -145,10 +152,14 @@ class CostModel:
 
         Parameters
         ----------
-        signature : function key, '|', shapes and types
-        size : >= 0, what the time is expected to grow with
-        device : the device that ran it
-        seconds : s
+        signature
+            Function key, '|', shapes and types.
+        size
+            >= 0, what the time is expected to grow with.
+        device
+            The device that ran it.
+        seconds
+            Seconds.
 
         Returns
         -------
@@ -179,8 +190,10 @@ class CostModel:
 
         Parameters
         ----------
-        signature, size : as in `observe`
-        device : any device, also one never seen
+        signature, size
+            As in `observe`.
+        device
+            Any device, also one never seen.
         """
         state = self._states.get(device.id)
         if state is None or state.device is not device:

@@ -37,9 +37,12 @@ class Model:
 
     Attributes
     ----------
-    key : the `model_key`
-    device : one of the devices, None while none was seen in this run
-    functions : windows by signature, by function key
+    key
+        The `model_key`.
+    device
+        One of the devices, None while none was seen in this run.
+    functions
+        Windows by signature, by function key.
     """
 
     __slots__ = ("_curves", "device", "functions", "key")
@@ -78,8 +81,9 @@ class Model:
 
         Parameters
         ----------
-        version : grows with whatever was learned; a curve over many points is fitted anew only after as much
-            was learned as it has points, so that learning costs the same however much is known
+        version
+            Grows with whatever was learned; a curve over many points is fitted anew only after as much was learned as
+            it has points, so that learning costs the same however much is known.
         """
         windows = self.functions.get(function)
         if windows is None or len(windows) < 3:
@@ -98,8 +102,10 @@ class Ratio(NamedTuple):
 
     Attributes
     ----------
-    times : > 0
-    spread : >= 1; the truth is expected between times / spread and times * spread
+    times
+        > 0.
+    spread
+        >= 1; the truth is expected between times / spread and times * spread.
     """
 
     times: float

@@ -71,8 +71,10 @@ def quantile(values: Sequence[float], frac: float) -> float:
 
     Parameters
     ----------
-    values : at least one
-    frac : 0..1
+    values
+        At least one.
+    frac
+        0..1.
 
     Examples
     --------
@@ -88,8 +90,10 @@ class Summary(NamedTuple):
 
     Attributes
     ----------
-    median, low, high : s; the 50th, 10th and 90th percentile, the last two spread out for few samples
-    floor, ceil : s; a sample that is not between them is off
+    median, low, high
+        Seconds; the 50th, 10th and 90th percentile, the last two spread out for few samples.
+    floor, ceil
+        Seconds; a sample that is not between them is off.
     """
 
     median: float
@@ -104,8 +108,10 @@ def summary(values: Sequence[float], noise: float = NOISE_S) -> Summary:
 
     Parameters
     ----------
-    values : at least one, > 0
-    noise : in the unit of the values; a sample nearer to the median than this is never off
+    values
+        At least one, > 0.
+    noise
+        In the unit of the values; a sample nearer to the median than this is never off.
 
     Notes
     -----
@@ -139,8 +145,10 @@ def is_change(streak: Sequence[float], middle: float) -> bool:
 
     Parameters
     ----------
-    streak : the samples that were off, oldest first
-    middle : the median before them
+    streak
+        The samples that were off, oldest first.
+    middle
+        The median before them.
 
     Examples
     --------
@@ -161,11 +169,16 @@ class SizeCurve(NamedTuple):
 
     Attributes
     ----------
-    kind : 'constant' a; 'power' a * size**b; 'affine' a + b * size
-    a, b : the coefficients
-    spread : >= 1; the 90th percentile of how many times a point lies above or below the curve
-    least, most : the sizes between which it was measured
-    bends : (log size, log of times above the law) at the sizes measured, ascending; empty for none
+    kind
+        'constant' a; 'power' a * size**b; 'affine' a + b * size.
+    a, b
+        The coefficients.
+    spread
+        >= 1; the 90th percentile of how many times a point lies above or below the curve.
+    least, most
+        The sizes between which it was measured.
+    bends
+        (log size, log of times above the law) at the sizes measured, ascending; empty for none.
     """
 
     kind: CurveKind
@@ -203,8 +216,10 @@ def curve(sizes: Sequence[float], seconds: Sequence[float]) -> SizeCurve | None:
 
     Parameters
     ----------
-    sizes : >= 0
-    seconds : > 0, s, as many
+    sizes
+        >= 0.
+    seconds
+        > 0, s, as many.
 
     Returns
     -------

@@ -30,19 +30,32 @@ class Window:
 
     Attributes
     ----------
-    seconds, sizes : the ring, s; at most `WINDOW` entries
-    count : samples taken since the last change
-    due : the count at which the median is worked out next
-    b : exponent of the size, 0 where the size explains nothing
-    middle, low, high : median, 10th and 90th percentile of seconds / size**b
-    floor, ceil : a sample of seconds / size**b outside of them is off
-    size : the latest size
-    streak : (size, seconds) of the samples that were off in a row, on one side; they are not in the ring yet
-    first : True while the only sample is the first run of a signature on a device
-    factor : the device's speed change up to which the samples are true
-    own : True once the device itself ran it; before, the samples are those of its like
-    told, told_size : the estimate when it was last said to have moved, s, and for which size
-    fresh : samples that were not handed out to be kept
+    seconds, sizes
+        The ring, s; at most `WINDOW` entries.
+    count
+        Samples taken since the last change.
+    due
+        The count at which the median is worked out next.
+    b
+        Exponent of the size, 0 where the size explains nothing.
+    middle, low, high
+        Median, 10th and 90th percentile of seconds / size**b.
+    floor, ceil
+        A sample of seconds / size**b outside of them is off.
+    size
+        The latest size.
+    streak
+        (size, seconds) of the samples that were off in a row, on one side; they are not in the ring yet.
+    first
+        True while the only sample is the first run of a signature on a device.
+    factor
+        The device's speed change up to which the samples are true.
+    own
+        True once the device itself ran it; before, the samples are those of its like.
+    told, told_size
+        The estimate when it was last said to have moved, s, and for which size.
+    fresh
+        Samples that were not handed out to be kept.
     """
 
     __slots__ = (

@@ -25,12 +25,18 @@ class Channels(NamedTuple):
 
     Attributes
     ----------
-    nodes : ids of the memory nodes, those with devices first, numbered as in `Problem.node`
-    item_task, item_bytes : which task makes each item, and its size
-    pred_item : for each edge of `Problem.pred` the item that it carries, -1 for none
-    hop_first : the hops from node i to j are at hop_first[i * n_nodes + j] .. hop_first[i * n_nodes + j + 1] - 1
-    hop_src, hop_dst, hop_channel : of each hop; links of one bus have one channel
-    hop_latency_s, hop_s_per_byte : s and s/byte of each hop
+    nodes
+        Ids of the memory nodes, those with devices first, numbered as in `Problem.node`.
+    item_task, item_bytes
+        Which task makes each item, and its size.
+    pred_item
+        For each edge of `Problem.pred` the item that it carries, -1 for none.
+    hop_first
+        The hops from node i to j are at hop_first[i * n_nodes + j] .. hop_first[i * n_nodes + j + 1] - 1.
+    hop_src, hop_dst, hop_channel
+        Of each hop; links of one bus have one channel.
+    hop_latency_s, hop_s_per_byte
+        Seconds and s/byte of each hop.
 
     Notes
     -----
@@ -107,8 +113,10 @@ def contended_schedule(
 
     Parameters
     ----------
-    order, pinned, ahead_s : as in `hetero.plan.planners.list_scheduling.list_schedule`
-    cluster : shape (n_tasks,); tasks of one number >= 0 take the device of the first of them, where they can run there
+    order, pinned, ahead_s
+        As in `hetero.plan.planners.list_scheduling.list_schedule`.
+    cluster
+        Shape (n_tasks,); tasks of one number >= 0 take the device of the first of them, where they can run there.
 
     Notes
     -----

@@ -26,9 +26,12 @@ class Gaps(NamedTuple):
 
     Attributes
     ----------
-    begin_s, end_s : where each gap begins and ends, s
-    owner : what ends where the gap begins, a task of a device or an edge of a channel, -1 for nothing
-    many : how many gaps there are; 0 where nothing is known yet, which is one gap without end
+    begin_s, end_s
+        Where each gap begins and ends, s.
+    owner
+        What ends where the gap begins, a task of a device or an edge of a channel, -1 for nothing.
+    many
+        How many gaps there are; 0 where nothing is known yet, which is one gap without end.
     """
 
     begin_s: Floats
@@ -42,15 +45,23 @@ class LinkState(NamedTuple):
 
     Attributes
     ----------
-    idle, gaps : of devices, and of channels
-    at_s : shape (n_items * n_nodes,), s; when each item is on each memory node, inf where it is not
-    behind : as `at_s`; the edge whose transfer an item's transfer had to wait for, -1 for none
-    used, arrived : the channels whose gaps are known, and the entries of `at_s` that are written
-    counts : how many of both there are
-    edges : room for the edges into a task
-    device, start_s, finish_s : of each task that is placed
-    cause : shape (n_tasks,); the task or edge that a task had to wait for: a task of its device t as t, an edge e as
-        -2 - e, nothing as -1
+    idle, gaps
+        Of devices, and of channels.
+    at_s
+        Shape (n_items * n_nodes,), s; when each item is on each memory node, inf where it is not.
+    behind
+        As `at_s`; the edge whose transfer an item's transfer had to wait for, -1 for none.
+    used, arrived
+        The channels whose gaps are known, and the entries of `at_s` that are written.
+    counts
+        How many of both there are.
+    edges
+        Room for the edges into a task.
+    device, start_s, finish_s
+        Of each task that is placed.
+    cause
+        Shape (n_tasks,); the task or edge that a task had to wait for: a task of its device t as t, an edge e as -2 -
+        e, nothing as -1.
     """
 
     idle: Gaps
@@ -72,13 +83,20 @@ class Bookmarks(NamedTuple):
 
     Attributes
     ----------
-    idle, gaps : of devices and channels, those of the first bookmark first
-    counts : shape (n_bookmarks, 2); how many channels and items were known
-    turn : at which turn each stands; the first is 0
-    known : shape (1,); how many are right
-    device, finish_s, cause : of each task in the schedule that the bookmarks are of
-    used, arrived : its channels and items, in the order in which they came
-    at_s, behind : of each of these items
+    idle, gaps
+        Of devices and channels, those of the first bookmark first.
+    counts
+        Shape (n_bookmarks, 2); how many channels and items were known.
+    turn
+        At which turn each stands; the first is 0.
+    known
+        Shape (1,); how many are right.
+    device, finish_s, cause
+        Of each task in the schedule that the bookmarks are of.
+    used, arrived
+        Its channels and items, in the order in which they came.
+    at_s, behind
+        Of each of these items.
     """
 
     idle: Gaps

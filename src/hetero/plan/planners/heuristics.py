@@ -31,7 +31,8 @@ def heft(p: Problem, over: str = "mean") -> Timeline:
 
     Parameters
     ----------
-    over : which mean of a task's seconds the rank takes; the paper's is 'mean'
+    over
+        Which mean of a task's seconds the rank takes; the paper's is 'mean'.
 
     Notes
     -----

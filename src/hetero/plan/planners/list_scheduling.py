@@ -27,9 +27,12 @@ def list_schedule(p: Problem, order: Ints, pinned: Ints | None = None, ahead_s: 
 
     Parameters
     ----------
-    order : a topological order
-    pinned : shape (n_tasks,); the device that a task must take, -1 where it may choose
-    ahead_s : shape (n_tasks, n_devices), s; added to the finish when devices are compared
+    order
+        A topological order.
+    pinned
+        Shape (n_tasks,); the device that a task must take, -1 where it may choose.
+    ahead_s
+        Shape (n_tasks, n_devices), s; added to the finish when devices are compared.
 
     Notes
     -----

@@ -62,7 +62,8 @@ def work(p: Problem, over: str) -> Floats:
 
     Parameters
     ----------
-    over : 'mean', 'fastest', 'geometric', 'harmonic' or 'median'
+    over
+        'mean', 'fastest', 'geometric', 'harmonic' or 'median'.
     """
     return _WORK[over](p.seconds, np.isfinite(p.seconds))
 

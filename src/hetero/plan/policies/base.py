@@ -31,12 +31,17 @@ class ReadyTask(NamedTuple):
 
     Attributes
     ----------
-    id : task id
-    seconds : shape (n_devices,), s; estimated run time on each device, inf where it must not run now
-    arrive_s : shape (n_devices,), s, or None when no input has to travel; time until all inputs are there
-    key : what tasks that belong together share (function and argument shapes); consistent hashing uses it
-    back_s : shape (n_devices,), s, or None when nothing has to travel; time of its result to `View.best_device`,
-        inf where the size of the result is not known yet
+    id
+        Task id.
+    seconds
+        Shape (n_devices,), s; estimated run time on each device, inf where it must not run now.
+    arrive_s
+        Shape (n_devices,), s, or None when no input has to travel; time until all inputs are there.
+    key
+        What tasks that belong together share (function and argument shapes); consistent hashing uses it.
+    back_s
+        Shape (n_devices,), s, or None when nothing has to travel; time of its result to `View.best_device`, inf where
+        the size of the result is not known yet.
     """
 
     id: int
@@ -58,8 +63,10 @@ class Proposal(NamedTuple):
 
     Attributes
     ----------
-    task : task id
-    device : index into `View.devices`
+    task
+        Task id.
+    device
+        Index into `View.devices`.
     """
 
     task: int
@@ -72,20 +79,32 @@ class View:
 
     Attributes
     ----------
-    now_s : s
-    devices : the devices, in the order of the columns
-    ready : shape (n_devices,), bool; the device's worker takes tasks
-    available_s : shape (n_devices,), s; when the work already accepted is estimated to end, never before now;
-        for a device that is starting, when it should take tasks; inf for one that is gone
-    queued : shape (n_devices,); attempts accepted and not finished, those waiting in the core included
-    room : shape (n_devices,); how many more tasks the core would send to the device right now
-    busy_frac : shape (n_devices,), 0..1; use of the device by others, 0 where unknown
-    backlog : number of ready tasks, those beyond the ones that the policy is shown included
-    waiting : placed tasks that may still be moved, in the order of their placement
-    best_device : index of the device that would be the best one alone, -1 where it does not matter
-    offered : shape (n_devices,), the room that was not left unused when it was offered before; None for all.
-        Once it is used up a policy may stop: for the other room it is asked again when something changed.
-    ahead : the open task graph, for a policy whose `looks_ahead` is True; else None
+    now_s
+        Seconds.
+    devices
+        The devices, in the order of the columns.
+    ready
+        Shape (n_devices,), bool; the device's worker takes tasks.
+    available_s
+        Shape (n_devices,), s; when the work already accepted is estimated to end, never before now; for a device that
+        is starting, when it should take tasks; inf for one that is gone.
+    queued
+        Shape (n_devices,); attempts accepted and not finished, those waiting in the core included.
+    room
+        Shape (n_devices,); how many more tasks the core would send to the device right now.
+    busy_frac
+        Shape (n_devices,), 0..1; use of the device by others, 0 where unknown.
+    backlog
+        Number of ready tasks, those beyond the ones that the policy is shown included.
+    waiting
+        Placed tasks that may still be moved, in the order of their placement.
+    best_device
+        Index of the device that would be the best one alone, -1 where it does not matter.
+    offered
+        Shape (n_devices,), the room that was not left unused when it was offered before; None for all. Once it is used
+        up a policy may stop: for the other room it is asked again when something changed.
+    ahead
+        The open task graph, for a policy whose `looks_ahead` is True; else None.
     """
 
     now_s: float
@@ -113,7 +132,8 @@ class Policy(Protocol):
 
     Attributes
     ----------
-    name : the word by which users choose it; the core never reads it
+    name
+        The word by which users choose it; the core never reads it.
 
     Notes
     -----
@@ -134,9 +154,12 @@ class Policy(Protocol):
 
         Parameters
         ----------
-        view : the fleet now
-        ready : the first ready tasks in order of priority and age; `view.backlog` counts them all
-        memory : what the last call gave back, None at first
+        view
+            The fleet now.
+        ready
+            The first ready tasks in order of priority and age; `view.backlog` counts them all.
+        memory
+            What the last call gave back, None at first.
 
         Returns
         -------
@@ -157,13 +180,17 @@ class Traits:
 
     Attributes
     ----------
-    lazy_sends : it proposes only tasks that would start soon, for devices with room, and never moves a waiting one.
-        So the core asks it only while tasks are ready, without `View.waiting`, and takes tasks back that it has sent
-        ahead where an idle device would end them sooner
-    lone_to_fastest : a plain task that is ready alone goes to its fastest device where that is idle and no data have to
-        travel. So the core sends such a task without asking. The policy must not need to remember it
-    looks_ahead : it reads `View.ahead`, the open task graph
-    watches_use : it reads `View.busy_frac`, which is sampled during the run
+    lazy_sends
+        It proposes only tasks that would start soon, for devices with room, and never moves a waiting one. So the core
+        asks it only while tasks are ready, without `View.waiting`, and takes tasks back that it has sent ahead where an
+        idle device would end them sooner.
+    lone_to_fastest
+        A plain task that is ready alone goes to its fastest device where that is idle and no data have to travel. So
+        the core sends such a task without asking. The policy must not need to remember it.
+    looks_ahead
+        It reads `View.ahead`, the open task graph.
+    watches_use
+        It reads `View.busy_frac`, which is sampled during the run.
     """
 
     lazy_sends: bool = False

@@ -63,8 +63,10 @@ def utilisation(left_s: Floats, busy_frac: Floats) -> Floats:
 
     Parameters
     ----------
-    left_s : s of our work that each device has yet to do, inf where it takes none
-    busy_frac : 0..1, use by others
+    left_s
+        Seconds of our work that each device has yet to do, inf where it takes none.
+    busy_frac
+        0..1, use by others.
 
     Examples
     --------

@@ -33,8 +33,10 @@ class Planned:
 
     Parameters
     ----------
-    guide : start and device index by task id of a plan that was made beforehand; None to begin without one
-    ahead_s : s before a device is free at which it may have its next task; the way of a message
+    guide
+        Start and device index by task id of a plan that was made beforehand; None to begin without one.
+    ahead_s
+        Seconds before a device is free at which it may have its next task; the way of a message.
 
     Notes
     -----
@@ -85,7 +87,8 @@ class Planned:
 
         Parameters
         ----------
-        memory : what `propose` gave back
+        memory
+            What `propose` gave back.
         """
         return Foreseen(memory.device, memory.start_s) if isinstance(memory, RemainingPlan) else None
 

@@ -83,8 +83,10 @@ def get(name: str, devices: Sequence[Device] = ()) -> Policy:
 
     Parameters
     ----------
-    name : one of `names()`
-    devices : the fleet, by which `auto` chooses
+    name
+        One of `names()`.
+    devices
+        The fleet, by which `auto` chooses.
 
     Raises
     ------

@@ -26,17 +26,28 @@ class OpenGraph(NamedTuple):
 
     Attributes
     ----------
-    phase : shape (n,); WAITING, RUNNING or FINISHED
-    kind : shape (n,); row of `seconds` and `kind_bytes`
-    seconds : shape (n_kinds, n_devices), s; inf where such a task cannot run
-    kind_bytes : shape (n_kinds,); bytes of the result of such a task, as far as known
-    pred_first, pred : what task t needs is at pred_first[t] .. pred_first[t + 1] - 1; every pred is before t
-    pred_data : shape as pred; 1 where the result is read, 0 for an order alone
-    device : shape (n,); where a task runs or ran, -1 before
-    nbytes : shape (n,); bytes of a result that is there
-    has : shape (n, n_nodes); 1 where a replica of the result is
-    node : shape (n_devices,); number of each device's memory node
-    latency_s, s_per_byte : shape (n_nodes, n_nodes), s and s/byte; 0 on the diagonal
+    phase
+        Shape (n,); WAITING, RUNNING or FINISHED.
+    kind
+        Shape (n,); row of `seconds` and `kind_bytes`.
+    seconds
+        Shape (n_kinds, n_devices), s; inf where such a task cannot run.
+    kind_bytes
+        Shape (n_kinds,); bytes of the result of such a task, as far as known.
+    pred_first, pred
+        What task t needs is at pred_first[t] .. pred_first[t + 1] - 1; every pred is before t.
+    pred_data
+        Shape as pred; 1 where the result is read, 0 for an order alone.
+    device
+        Shape (n,); where a task runs or ran, -1 before.
+    nbytes
+        Shape (n,); bytes of a result that is there.
+    has
+        Shape (n, n_nodes); 1 where a replica of the result is.
+    node
+        Shape (n_devices,); number of each device's memory node.
+    latency_s, s_per_byte
+        Shape (n_nodes, n_nodes), s and s/byte; 0 on the diagonal.
     """
 
     phase: Bytes
@@ -59,16 +70,25 @@ class Ahead(NamedTuple):
 
     Attributes
     ----------
-    graph : every slot, those of finished tasks that others read included
-    slot_of : the slot of a task by its id
-    ids : shape (n,); id of the task of each slot
-    open : number of tasks that are not over
-    version : grows with whatever changes what is open, where it runs or how long it takes
-    table : grows when tasks came or an estimate moved, so that ranks have to be taken anew
-    running : (slot, device index, started_s, predicted_s) of each attempt that was sent, the first of each device
-        first; started_s is -1 for one that waits behind another
-    error : spread of the logarithm of (measured / estimated seconds) so far
-    upset : grows with what no plan foresees: a device that came or went, a task that failed or has to run again
+    graph
+        Every slot, those of finished tasks that others read included.
+    slot_of
+        The slot of a task by its id.
+    ids
+        Shape (n,); id of the task of each slot.
+    open
+        Number of tasks that are not over.
+    version
+        Grows with whatever changes what is open, where it runs or how long it takes.
+    table
+        Grows when tasks came or an estimate moved, so that ranks have to be taken anew.
+    running
+        (slot, device index, started_s, predicted_s) of each attempt that was sent, the first of each device first;
+        started_s is -1 for one that waits behind another.
+    error
+        Spread of the logarithm of (measured / estimated seconds) so far.
+    upset
+        Grows with what no plan foresees: a device that came or went, a task that failed or has to run again.
     """
 
     graph: OpenGraph
@@ -87,8 +107,10 @@ class Foreseen(NamedTuple):
 
     Attributes
     ----------
-    device : shape (known,), by slot; -1 where it does not say
-    start_s : shape (known,), s
+    device
+        Shape (known,), by slot; -1 where it does not say.
+    start_s
+        Shape (known,), s.
     """
 
     device: Ints
@@ -100,9 +122,12 @@ def remaining_s(predicted_s: float, elapsed_s: float, error: float) -> float:
 
     Parameters
     ----------
-    predicted_s : > 0, s; the median
-    elapsed_s : >= 0, s
-    error : standard deviation of the logarithm of run times
+    predicted_s
+        > 0, s; the median.
+    elapsed_s
+        >= 0, s.
+    error
+        Standard deviation of the logarithm of run times.
 
     Notes
     -----

@@ -75,11 +75,16 @@ class HandedIn(NamedTuple):
 
     Attributes
     ----------
-    first, first_id : slot and id of the first; the others follow it
-    kind : shape (n,); their kinds
-    needs : shape (n,); how much each needs
-    pred : what it needs, as places in the batch; -1 for what was handed in before
-    data : shape as pred; 1 where the result is read
+    first, first_id
+        Slot and id of the first; the others follow it.
+    kind
+        Shape (n,); their kinds.
+    needs
+        Shape (n,); how much each needs.
+    pred
+        What it needs, as places in the batch; -1 for what was handed in before.
+    data
+        Shape as pred; 1 where the result is read.
     """
 
     first: int
@@ -105,16 +110,26 @@ class RemainingPlan(NamedTuple):
 
     Attributes
     ----------
-    version, table, upset : of the outlook that it was made for
-    known : number of slots that it knows
-    device : shape (known,)
-    start_s, finish_s : shape (known,), s
-    makespan_s : s, the last finish, if times keep to their estimates
-    ranks : as of `table`
-    rule : which of `RULES` it follows, -1 for that of the plan at the start
-    turn : passes so far
-    batch : what was handed in last at once, while nothing else was open; None where nothing was
-    slack_s : s by which starts may stray from those of a plan that is followed again; 0 for another plan
+    version, table, upset
+        Of the outlook that it was made for.
+    known
+        Number of slots that it knows.
+    device
+        Shape (known,).
+    start_s, finish_s
+        Shape (known,), s.
+    makespan_s
+        Seconds, the last finish, if times keep to their estimates.
+    ranks
+        As of `table`.
+    rule
+        Which of `RULES` it follows, -1 for that of the plan at the start.
+    turn
+        Passes so far.
+    batch
+        What was handed in last at once, while nothing else was open; None where nothing was.
+    slack_s
+        Seconds by which starts may stray from those of a plan that is followed again; 0 for another plan.
     """
 
     version: int
@@ -149,7 +164,8 @@ def free_from(ahead: Ahead, now_s: float, ready_s: Floats) -> tuple[Floats, Floa
 
     Parameters
     ----------
-    ready_s : shape (n_devices,), s; when a device that runs nothing takes a task, inf for never
+    ready_s
+        Shape (n_devices,), s; when a device that runs nothing takes a task, inf for never.
 
     Notes
     -----
@@ -175,9 +191,12 @@ def replan(
 
     Parameters
     ----------
-    now_s, ready_s : as in `free_from`
-    before : the plan so far, None at first
-    guide : start and device of tasks by id in a plan that was made beforehand, None for none
+    now_s, ready_s
+        As in `free_from`.
+    before
+        The plan so far, None at first.
+    guide
+        Start and device of tasks by id in a plan that was made beforehand, None for none.
 
     Notes
     -----
@@ -365,10 +384,14 @@ class Scenarios(NamedTuple):
 
     Attributes
     ----------
-    running, on : slots of the tasks that run, and their devices; the first of each device first
-    more_s : shape (n_running, count), s; how much longer each takes from now on, or from the end of the one before
-    free_s : shape (n_devices,), s; when a device that runs nothing takes a task, inf for never
-    factors : shape (n_rows, count); run time over its estimate, a row a task, taken in turn
+    running, on
+        Slots of the tasks that run, and their devices; the first of each device first.
+    more_s
+        Shape (n_running, count), s; how much longer each takes from now on, or from the end of the one before.
+    free_s
+        Shape (n_devices,), s; when a device that runs nothing takes a task, inf for never.
+    factors
+        Shape (n_rows, count); run time over its estimate, a row a task, taken in turn.
     """
 
     running: Ints
@@ -383,9 +406,12 @@ def scenarios(ahead: Ahead, now_s: float, ready_s: Floats, waiting: int, work: i
 
     Parameters
     ----------
-    ready_s : shape (n_devices,), s; when a device that runs nothing takes a task, inf for never
-    waiting : number of tasks that wait
-    work : most tasks times scenarios
+    ready_s
+        Shape (n_devices,), s; when a device that runs nothing takes a task, inf for never.
+    waiting
+        Number of tasks that wait.
+    work
+        Most tasks times scenarios.
 
     Notes
     -----
@@ -425,10 +451,14 @@ def left_s(predicted_s: Floats, elapsed_s: Floats, error: float, above: Floats) 
 
     Parameters
     ----------
-    predicted_s : shape (n,), s, the median
-    elapsed_s : shape (n,), >= 0, s
-    error : > 0, standard deviation of the logarithm of run times
-    above : shape (n, count), 0 < above < 1
+    predicted_s
+        Shape (n,), s, the median.
+    elapsed_s
+        Shape (n,), >= 0, s.
+    error
+        > 0, standard deviation of the logarithm of run times.
+    above
+        Shape (n, count), 0 < above < 1.
 
     Notes
     -----
@@ -454,8 +484,10 @@ def expected_s(may: Scenarios, g: OpenGraph, waiting: Ints, device: Ints, start_
 
     Parameters
     ----------
-    waiting : slots of what waits
-    device, start_s : by slot, as planned
+    waiting
+        Slots of what waits.
+    device, start_s
+        By slot, as planned.
     """
     from hetero.plan.replanning.replan_kernels import ends
 

@@ -35,9 +35,12 @@ class MeasuredRun:
 
     Attributes
     ----------
-    amounts : in the order of `TERMS`
-    seconds : > 0
-    place : log2 of sequences / 2, log2 of tokens / 2, log2 of devices; None for a part of a run
+    amounts
+        In the order of `TERMS`.
+    seconds
+        > 0.
+    place
+        Log2 of sequences / 2, log2 of tokens / 2, log2 of devices; None for a part of a run.
     """
 
     amounts: Vector
@@ -51,12 +54,18 @@ class Efficiency:
 
     Attributes
     ----------
-    log_cost : natural logarithms, in the order of `TERMS`
-    covariance : of `log_cost`, shape (n_terms, n_terms)
-    noise : standard deviation of the logarithm of what the terms leave unsaid
-    origin : where it comes from
-    said : the same in words, with sources
-    places, pulls : of measured runs, and what each pulls the logarithm of the time of runs like it
+    log_cost
+        Natural logarithms, in the order of `TERMS`.
+    covariance
+        Of `log_cost`, shape (n_terms, n_terms).
+    noise
+        Standard deviation of the logarithm of what the terms leave unsaid.
+    origin
+        Where it comes from.
+    said
+        The same in words, with sources.
+    places, pulls
+        Of measured runs, and what each pulls the logarithm of the time of runs like it.
 
     Notes
     -----
@@ -101,8 +110,10 @@ class Efficiency:
 
         Parameters
         ----------
-        part_frac : of the doubt that the data sheet leaves of each term
-        common : standard deviation of the logarithm
+        part_frac
+            Of the doubt that the data sheet leaves of each term.
+        common
+            Standard deviation of the logarithm.
         """
         more = SPEC.covariance * part_frac**2 + common**2
         return replace(
@@ -181,9 +192,12 @@ def learn(prior: Efficiency, samples: Sequence[MeasuredRun], origin: Origin, sai
 
     Parameters
     ----------
-    prior : what was known before
-    samples : measured runs; none leave the prior as it is
-    origin, said : of what comes out
+    prior
+        What was known before.
+    samples
+        Measured runs; none leave the prior as it is.
+    origin, said
+        Of what comes out.
 
     Notes
     -----

@@ -44,12 +44,18 @@ class Footprint:
 
     Attributes
     ----------
-    weights : as stored, adapters included
-    kv_cache : keys and values of every sequence
-    activations : what a backward pass needs, or nothing
-    gradients, optimizer : of the trainable weights; master weights belong to the optimizer
-    buffers : the largest that is needed for a moment: logits, one layer's work, unpacked or gathered weights
-    reserve : what the driver and the libraries take
+    weights
+        As stored, adapters included.
+    kv_cache
+        Keys and values of every sequence.
+    activations
+        What a backward pass needs, or nothing.
+    gradients, optimizer
+        Of the trainable weights; master weights belong to the optimizer.
+    buffers
+        The largest that is needed for a moment: logits, one layer's work, unpacked or gathered weights.
+    reserve
+        What the driver and the libraries take.
     """
 
     weights: int = 0
@@ -92,9 +98,11 @@ class Room:
 
     Attributes
     ----------
-    usable_bytes : what programs may allocate
-    shared : True where host and device use the same memory: nothing is saved by leaving a table on the host, and
-        `usable_bytes` already leaves out what the system takes
+    usable_bytes
+        What programs may allocate.
+    shared
+        True where host and device use the same memory: nothing is saved by leaving a table on the host, and
+        `usable_bytes` already leaves out what the system takes.
     """
 
     usable_bytes: int
@@ -107,10 +115,14 @@ class Fit:
 
     Attributes
     ----------
-    answer : 'fits' also when what is doubtful is larger than computed; 'tight' only as computed
-    footprint : on the device that carries most
-    usable_bytes : of each device
-    devices : how many are used
+    answer
+        'fits' also when what is doubtful is larger than computed; 'tight' only as computed.
+    footprint
+        On the device that carries most.
+    usable_bytes
+        Of each device.
+    devices
+        How many are used.
     """
 
     answer: Answer
@@ -129,9 +141,12 @@ def weight_bytes(model: ModelSpec, form: NumberFormat, host_embedding: bool = Fa
 
     Parameters
     ----------
-    form : number format; where only linear layers are converted, the rest takes 2 bytes
-    host_embedding : True to leave the input table out; where head and table are one it stays
-    packs_head : True to convert the head too, where the format by itself leaves it alone
+    form
+        Number format; where only linear layers are converted, the rest takes 2 bytes.
+    host_embedding
+        True to leave the input table out; where head and table are one it stays.
+    packs_head
+        True to convert the head too, where the format by itself leaves it alone.
 
     Examples
     --------
@@ -175,9 +190,12 @@ def fullest_stage(layers: int, layer_bytes: float, ends: tuple[float, float], st
 
     Parameters
     ----------
-    layers, layer_bytes : how many layers, and what each weighs
-    ends : what the first and the last stage carry beside layers
-    stages : > 0; one stage carries everything
+    layers, layer_bytes
+        How many layers, and what each weighs.
+    ends
+        What the first and the last stage carry beside layers.
+    stages
+        > 0; one stage carries everything.
 
     Examples
     --------
@@ -250,9 +268,12 @@ def footprint(work: WorkloadSpec, spread: Sharding | None = None, shared: bool =
 
     Parameters
     ----------
-    work : the model and what it is to do
-    spread : over how many devices; default: one
-    shared : True where host and device use the same memory
+    work
+        The model and what it is to do.
+    spread
+        Over how many devices; default: one.
+    shared
+        True where host and device use the same memory.
 
     Notes
     -----

@@ -25,10 +25,14 @@ class FittingChange:
 
     Attributes
     ----------
-    what : what to do, in words
-    price : what it costs, in words
-    work, spread : the changed workload and spread
-    fit : what then comes out
+    what
+        What to do, in words.
+    price
+        What it costs, in words.
+    work, spread
+        The changed workload and spread.
+    fit
+        What then comes out.
     """
 
     what: str

@@ -59,9 +59,12 @@ class DeviceRates:
 
     Attributes
     ----------
-    flop_per_s : dense, in the precision that the engine multiplies in
-    bytes_per_s : of its memory
-    link_bytes_per_s : to its neighbours, one direction
+    flop_per_s
+        Dense, in the precision that the engine multiplies in.
+    bytes_per_s
+        Of its memory.
+    link_bytes_per_s
+        To its neighbours, one direction.
     """
 
     flop_per_s: float
@@ -193,8 +196,9 @@ def sequences_at_once(work: WorkloadSpec, room: Room, spread: Sharding, steady: 
 
     Parameters
     ----------
-    steady : True for a server under full load: it keeps logits and their sorted copy for the most sequences that it
-        takes, and a part of the memory free
+    steady
+        True for a server under full load: it keeps logits and their sorted copy for the most sequences that it takes,
+        and a part of the memory free.
 
     Notes
     -----

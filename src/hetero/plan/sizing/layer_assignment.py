@@ -27,11 +27,16 @@ class Layers:
 
     Attributes
     ----------
-    count : layers
-    layer_bytes : of the largest layer, its KV cache included
-    first_bytes : what goes with the first layer, as the input table
-    last_bytes : what goes with the last layer, as the output head
-    last_frac : of a layer's seconds, what the output head takes
+    count
+        Layers.
+    layer_bytes
+        Of the largest layer, its KV cache included.
+    first_bytes
+        What goes with the first layer, as the input table.
+    last_bytes
+        What goes with the last layer, as the output head.
+    last_frac
+        Of a layer's seconds, what the output head takes.
     """
 
     count: int
@@ -47,10 +52,14 @@ class LayerHost:
 
     Attributes
     ----------
-    name : unique
-    room_bytes : what programs may allocate
-    layer_s : seconds of one layer, > 0
-    fixed_bytes : what is taken as soon as it is used: driver, buffers
+    name
+        Unique.
+    room_bytes
+        What programs may allocate.
+    layer_s
+        Seconds of one layer, > 0.
+    fixed_bytes
+        What is taken as soon as it is used: driver, buffers.
     """
 
     name: str
@@ -65,9 +74,12 @@ class LayerSplit:
 
     Attributes
     ----------
-    counts : layers of each device, in their order
-    first, last : places of the devices with the input table and with the output head
-    seconds : of one pass through all layers, or of the slowest device
+    counts
+        Layers of each device, in their order.
+    first, last
+        Places of the devices with the input table and with the output head.
+    seconds
+        Of one pass through all layers, or of the slowest device.
     """
 
     counts: tuple[int, ...]
@@ -102,9 +114,12 @@ def best_split(
 
     Parameters
     ----------
-    hop_s : seconds of a pass that each further device costs
-    aim : 'latency': one request, devices take turns; 'throughput': many requests, the slowest device decides
-    must : name of a device that must take a layer, '' for none
+    hop_s
+        Seconds of a pass that each further device costs.
+    aim
+        'latency': one request, devices take turns; 'throughput': many requests, the slowest device decides.
+    must
+        Name of a device that must take a layer, '' for none.
 
     Raises
     ------

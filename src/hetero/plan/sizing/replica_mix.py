@@ -25,11 +25,16 @@ class Offer:
 
     Attributes
     ----------
-    name : unique
-    usd_per_hour : of the replica, > 0
-    rates : one a stream; requests/s that it serves of that stream alone, 0 where it cannot
-    pool : what its devices are counted under; offers of one pool share its limit
-    devices : of the pool that a replica takes
+    name
+        Unique.
+    usd_per_hour
+        Of the replica, > 0.
+    rates
+        One a stream; requests/s that it serves of that stream alone, 0 where it cannot.
+    pool
+        What its devices are counted under; offers of one pool share its limit.
+    devices
+        Of the pool that a replica takes.
     """
 
     name: str
@@ -45,9 +50,12 @@ class Mix:
 
     Attributes
     ----------
-    counts : replicas by name of the offer, those above 0
-    shares : by name of the offer, requests/s of each stream that it takes
-    usd_per_hour : of all together
+    counts
+        Replicas by name of the offer, those above 0.
+    shares
+        By name of the offer, requests/s of each stream that it takes.
+    usd_per_hour
+        Of all together.
     """
 
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -62,9 +70,12 @@ def best_mix(
 
     Parameters
     ----------
-    demand : requests/s of each stream, >= 0, one at least above 0
-    limits : devices of each pool that there are; default: as many as needed
-    load_frac : share of its time that a replica may be busy, 0 < f <= 1: below 1 leaves room for bursts
+    demand
+        Requests/s of each stream, >= 0, one at least above 0.
+    limits
+        Devices of each pool that there are; default: as many as needed.
+    load_frac
+        Share of its time that a replica may be busy, 0 < f <= 1: below 1 leaves room for bursts.
 
     Raises
     ------

@@ -17,11 +17,16 @@ class CandidateFigures(NamedTuple):
 
     Attributes
     ----------
-    latency_s : s
-    throughput_per_s : tokens/s, of all its devices
-    usd_per_hour : of all its devices
-    power_w : of all its devices
-    spread : what the first two may be off by, as a factor >= 1
+    latency_s
+        Seconds.
+    throughput_per_s
+        Tokens/s, of all its devices.
+    usd_per_hour
+        Of all its devices.
+    power_w
+        Of all its devices.
+    spread
+        What the first two may be off by, as a factor >= 1.
     """
 
     latency_s: float

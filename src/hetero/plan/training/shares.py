@@ -43,11 +43,16 @@ class StepModel:
 
     Attributes
     ----------
-    fixed_s : a, s
-    per_sample_s : b, s a sample (or a unit of cost), > 0
-    recent : measured over predicted seconds of the last steps, newest last
-    factor : what the prediction is multiplied by, learned from `recent`
-    most : samples that fit into the device's memory, inf where it is not known to be short
+    fixed_s
+        A, s.
+    per_sample_s
+        B, s a sample (or a unit of cost), > 0.
+    recent
+        Measured over predicted seconds of the last steps, newest last.
+    factor
+        What the prediction is multiplied by, learned from `recent`.
+    most
+        Samples that fit into the device's memory, inf where it is not known to be short.
 
     Examples
     --------
@@ -113,8 +118,10 @@ def fit_step(few: int, few_s: float, many: int, many_s: float) -> StepModel:
 
     Parameters
     ----------
-    few, many : samples, few < many
-    few_s, many_s : s
+    few, many
+        Samples, few < many.
+    few_s, many_s
+        Seconds.
 
     Notes
     -----
@@ -139,10 +146,14 @@ class SharePlan:
 
     Attributes
     ----------
-    shares : samples (or units) per device, in the order of the devices; 0 for one that is left out
-    step_s : predicted seconds of a step, communication included
-    models : what was known of each device when the plan was made
-    reasons : why a device is left out, '' for one that takes part
+    shares
+        Samples (or units) per device, in the order of the devices; 0 for one that is left out.
+    step_s
+        Predicted seconds of a step, communication included.
+    models
+        What was known of each device when the plan was made.
+    reasons
+        Why a device is left out, '' for one that takes part.
     """
 
     shares: tuple[int, ...]
@@ -161,9 +172,12 @@ def make_plan(models: Sequence[StepModel], batch: int, comm_s: Sequence[float] =
 
     Parameters
     ----------
-    models : one per device
-    batch : samples (or units) of a step, ≥ 1
-    comm_s : shape (n + 1,), s; the seconds that k devices need to exchange gradients; zero where not given
+    models
+        One per device.
+    batch
+        Samples (or units) of a step, ≥ 1.
+    comm_s
+        Shape (n + 1,), s; the seconds that k devices need to exchange gradients; zero where not given.
 
     Raises
     ------
@@ -305,8 +319,10 @@ def replanned(
 
     Parameters
     ----------
-    models : what is known now
-    steps : done under the plan
+    models
+        What is known now.
+    steps
+        Done under the plan.
 
     Notes
     -----
@@ -326,8 +342,10 @@ def cut(costs: Sequence[float], shares: Sequence[float]) -> tuple[int, ...]:
 
     Parameters
     ----------
-    costs : of each sample, > 0
-    shares : of each part, in any unit; a part whose share is 0 gets nothing
+    costs
+        Of each sample, > 0.
+    shares
+        Of each part, in any unit; a part whose share is 0 gets nothing.
 
     Returns
     -------

@@ -34,15 +34,22 @@ class LayerChain:
 
     Attributes
     ----------
-    seconds : shape (layers, devices), s of one micro-batch, backward pass included where there is one; inf where
-        the layer cannot run
-    crossing_s : shape (layers, devices, devices), s that the output of a layer takes from one device to another,
-        and its gradient back where there is one
-    weight_bytes : by layer, bytes kept all the time: parameters, gradients, state of the optimizer
-    kept_bytes : by layer, bytes kept of every micro-batch in flight, for its backward pass
-    working_bytes : by layer, bytes needed while it computes
-    limit_bytes : by device, inf where there is no limit
-    micro_batches : of a step, ≥ 1
+    seconds
+        Shape (layers, devices), s of one micro-batch, backward pass included where there is one; inf where the layer
+        cannot run.
+    crossing_s
+        Shape (layers, devices, devices), s that the output of a layer takes from one device to another, and its
+        gradient back where there is one.
+    weight_bytes
+        By layer, bytes kept all the time: parameters, gradients, state of the optimizer.
+    kept_bytes
+        By layer, bytes kept of every micro-batch in flight, for its backward pass.
+    working_bytes
+        By layer, bytes needed while it computes.
+    limit_bytes
+        By device, inf where there is no limit.
+    micro_batches
+        Of a step, ≥ 1.
     """
 
     seconds: Sequence[Sequence[float]]
@@ -66,9 +73,12 @@ class LayerStage:
 
     Attributes
     ----------
-    device : its number
-    first, end : layers first … end − 1
-    period_s : s of one micro-batch: its computation, and half of every crossing, since both ends work on one
+    device
+        Its number.
+    first, end
+        Layers first … end − 1.
+    period_s
+        Seconds of one micro-batch: its computation, and half of every crossing, since both ends work on one.
     """
 
     device: int
@@ -83,8 +93,10 @@ class StagePlan:
 
     Attributes
     ----------
-    stages : cover every layer once, each on a device of its own
-    step_s : predicted s of a step, see `pipeline_s`
+    stages
+        Cover every layer once, each on a device of its own.
+    step_s
+        Predicted s of a step, see `pipeline_s`.
     """
 
     stages: tuple[LayerStage, ...]
@@ -139,7 +151,8 @@ def fixed_stages(chain: LayerChain, placed: Sequence[tuple[int, int]]) -> StageP
 
     Parameters
     ----------
-    placed : (device, how many layers) of each stage in order; the layers add up to those of the chain
+    placed
+        (device, how many layers) of each stage in order; the layers add up to those of the chain.
     """
     ends = list(accumulate(count for _, count in placed))
     firsts = [0, *ends[:-1]]

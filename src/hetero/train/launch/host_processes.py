@@ -185,8 +185,10 @@ class ProcessEnded(NamedTuple):
 
     Attributes
     ----------
-    code : as of `subprocess.Popen`
-    last_line : what it wrote last, where that is read
+    code
+        As of `subprocess.Popen`.
+    last_line
+        What it wrote last, where that is read.
     """
 
     rank: int

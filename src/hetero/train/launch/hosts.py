@@ -280,8 +280,10 @@ class _HostProgram:
 
     Parameters
     ----------
-    line : to the launching program
-    name : of this host
+    line
+        To the launching program.
+    name
+        Of this host.
     """
 
     def __init__(self, line: Line, name: str) -> None:

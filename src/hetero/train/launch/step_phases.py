@@ -28,11 +28,16 @@ class ToldStep(NamedTuple):
 
     Attributes
     ----------
-    began_s : s, of this host's monotonic clock
-    names, seconds : of each phase, which follow each other
-    samples : rows that the process had
-    loss : of the whole batch; nan where it is not known
-    busy_s : s of own work of each process, by rank; empty where nothing was exchanged
+    began_s
+        Seconds, of this host's monotonic clock.
+    names, seconds
+        Of each phase, which follow each other.
+    samples
+        Rows that the process had.
+    loss
+        Of the whole batch; nan where it is not known.
+    busy_s
+        Seconds of own work of each process, by rank; empty where nothing was exchanged.
     """
 
     began_s: float

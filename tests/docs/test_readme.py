@@ -26,7 +26,7 @@ CELL = re.compile(r"  \d[\d,.]*(?=  |$)")
 SETTING = re.compile(r"^(\w+=\S+) ")
 SERVERS = ("docs/frameworks.md", "docs/hosts.md")
 """Documents whose programs load whole frameworks or start a Ray cluster."""
-FRAMEWORKS = ("lora", "resnet50")
+FRAMEWORKS = ("climate", "edge_cloud", "lora", "nbody", "one_source", "resnet50")
 """Examples that load whole frameworks, or run for a while."""
 
 

@@ -104,6 +104,7 @@ ITEMS: dict[str, Any] = {
 }
 
 
+@pytest.mark.servers
 def test_a_graph_of_items_goes_through_every_command(folder: Path) -> None:
     (folder / "items.json").write_text(json.dumps(ITEMS))
     done = hetero("graph", "convert", "items.json", "--output", "items2.json", cwd=folder)
@@ -140,6 +141,7 @@ def test_a_plan_that_was_tampered_with_is_found_out(folder: Path) -> None:
     assert document(done)["faults"]
 
 
+@pytest.mark.servers
 def test_the_same_seed_and_iterations_give_the_same_plan(folder: Path) -> None:
     plans = []
     for hash_seed in ("1", "2"):

@@ -56,6 +56,7 @@ def test_a_graph_is_run_many_times_with_a_device_lost_and_every_figure_is_told(f
     assert document(hetero(*words, cwd=folder)) == told
 
 
+@pytest.mark.servers
 def test_a_run_keeps_to_the_memory_of_a_device_and_the_free_model_does_not(folder: Path) -> None:
     graph = json.loads((folder / "g.json").read_text())
     graph["memory_nodes"][1]["capacity_bytes"] = 5_000

@@ -64,6 +64,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
     return hetero("tune", "tuned.yaml", "--devices", "1xcpu", cwd=folder).stdout.splitlines(), folder
 
 
+@pytest.mark.servers
 def test_a_recipe_is_searched_and_the_best_trains_as_it_did_in_its_trial(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from hetero.recipes.run import Watcher, carry_out

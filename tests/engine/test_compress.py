@@ -192,6 +192,7 @@ def test_fine_tuning_keeps_zeros_and_lowers_the_loss(ctx: hetero.Context) -> Non
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
 
 
+@pytest.mark.servers
 def test_both_models_are_measured_on_every_device(ctx: hetero.Context, tmp_path: Path) -> None:
     pytest.importorskip("torchao")
     made = hetero.train.compress(rows(), prune=0.5, structured=True, quantize="int8", test=separable(), devices=ctx)

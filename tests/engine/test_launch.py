@@ -111,6 +111,7 @@ def test_the_others_go_on_without_a_device_that_is_left_out(tmp_path: Path) -> N
     same_lines(found.stdout, alone(tmp_path, LOOPS, "one_of_three_goes"))
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "loop", ["fetched_ahead_by_hand", pytest.param("what_is_counted_from_the_beginning", marks=MORE)]
@@ -122,6 +123,7 @@ def test_a_device_stays_where_something_of_it_is_still_to_be_used(loop: str, tmp
     same_lines(found.stdout, alone(tmp_path, LOOPS, loop))
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kinds", "where", "kills"),
@@ -200,6 +202,7 @@ def test_what_a_script_passes_over_or_reads_of_its_own_rows_is_named(tmp_path: P
     assert "item() of a number that a loss is made of is that of the own rows" in found.stderr
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_a_second_training_that_mixes_samples_is_refused_by_name(tmp_path: Path) -> None:
     text = MODEL.format(before="pass", loss=ENTROPY) + MODEL.format(
@@ -247,6 +250,7 @@ print("seen", int(fleet.sum(seen)))
 """
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_a_step_given_no_batch_is_of_all_it_computes_also_beside_a_share_of_one_row(tmp_path: Path) -> None:
     """Any number of rows is a multiple of one: nothing but what the step was given says that none were cut."""
@@ -256,6 +260,7 @@ def test_a_step_given_no_batch_is_of_all_it_computes_also_beside_a_share_of_one_
     assert found.stdout == alone(tmp_path, script, "norm,alike", "nowhere")
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_what_a_lost_process_has_counted_is_said_to_be_missing(tmp_path: Path) -> None:
     found = launched(tmp_path, written(tmp_path, COUNTED), options=("--check-steps", "0"))
@@ -364,6 +369,30 @@ def test_what_mixes_samples_is_refused_in_one_line(before: str, loss: str, words
     assert words in found.stderr
     assert "Traceback" not in found.stderr
     assert len(found.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_an_optimizer_that_does_not_step_is_not_waited_for_and_columns_of_samples_are_named(tmp_path: Path) -> None:
+    text = """
+def by_column(rows):
+    inputs, targets = torch.utils.data.default_collate(rows)
+    return inputs.T, targets
+
+model = torch.nn.Linear(4, 2)
+both = [torch.optim.SGD(model.parameters(), 0.1), torch.optim.Adam(model.parameters(), 0.1)]
+data = torch.utils.data.TensorDataset(torch.randn(72, 4), torch.randint(0, 2, (72,)))
+model, *both, loader = fleet.prepare(model, *both, torch.utils.data.DataLoader(data, 6, collate_fn=by_column))
+for columns, targets in loader:
+    both[0].zero_grad()
+    inputs = columns.T[fleet.rows.begin : fleet.rows.begin + len(targets)]
+    torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+    both[0].step()
+print("over")
+"""
+    found = launched(tmp_path, written(tmp_path, text))
+    assert (found.returncode, found.stdout) == (0, "over\n"), found.stderr
+    assert found.stderr.count("Adam is prepared and has not stepped: its first steps are not compared") == 1
+    assert found.stderr.count("as many entries in its second dimension as there are samples") == 1
 
 
 @pytest.mark.slow
@@ -569,6 +598,7 @@ SAID = [
 ]
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_what_a_script_does_wrong_is_said(tmp_path: Path) -> None:
     """Each mistake is made and caught, and the training goes on as on one device."""

@@ -145,6 +145,7 @@ def gone(pid: str) -> bool:
     return not psutil.pid_exists(int(pid))
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_three_processes_on_two_hosts_train_as_one_and_the_script_travels(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -39,6 +39,7 @@ def without_gap(run: RunRecord) -> dict[str, list[PhasesRun]]:
     return told
 
 
+@pytest.mark.servers
 def test_every_step_of_every_process_has_its_phases(tmp_path: Path) -> None:
     script = written(tmp_path, MODEL.format(before="pass", loss=ENTROPY))
     run, _ = traced(tmp_path, script, devices="1xcpu,1xcpu*0.5", options=("--shares", "equal"))

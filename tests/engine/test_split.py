@@ -360,6 +360,7 @@ def test_a_killed_worker_costs_an_attempt_and_a_frozen_one_the_deadline(mortal: 
         assert torch.equal(network(inputs), model(inputs))
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_a_worker_that_dies_in_training_is_told_and_the_split_goes_back_to_the_last_gather(mortal: Any) -> None:
     fleet, others = mortal

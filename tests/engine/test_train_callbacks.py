@@ -360,6 +360,7 @@ def test_training_stops_early_and_the_best_weights_come_back(fleet: hetero.Conte
     assert float(model[2].bias[0].detach()) == pytest.approx(3.001, abs=1e-6)
 
 
+@pytest.mark.servers
 @pytest.mark.parametrize("kept", [True, False])
 def test_stopping_and_best_weights_go_on_over_a_checkpoint(fleet: hetero.Context, tmp_path: Path, kept: bool) -> None:
     numbers = [0.0, 3.0, 1.0, 2.0, 2.5, 2.0]
@@ -519,6 +520,7 @@ def by_milestones(optimizer: Any) -> Callable[[Any], Any]:
     return lambda report: scheduler.step()
 
 
+@pytest.mark.servers
 @pytest.mark.parametrize("rule", [by_epoch, by_milestones])
 def test_a_run_that_goes_on_has_what_callbacks_set(fleet: hetero.Context, tmp_path: Path, rule: Any) -> None:
     found = []

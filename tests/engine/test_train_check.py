@@ -40,6 +40,7 @@ def written(folder: Path, text: str) -> str:
     return str(script)
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_loops_that_do_what_one_device_does_are_equal_in_every_step(tmp_path: Path) -> None:
     """Two optimizers that take turns, closures of one, gradients of several passes, losses of every kind."""

@@ -140,6 +140,7 @@ def test_a_worker_that_is_killed_changes_no_bit_and_no_sample_is_lost_or_used_tw
     assert team(tmp_path, 2) == {"cpu:1", "cpu:2"}
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_a_worker_that_is_killed_within_a_step_costs_that_step_alone(
     ctx: hetero.Context, bits: Callable[[int], list[Any]], tmp_path: Path
@@ -190,6 +191,7 @@ def test_a_worker_that_is_cut_off_dials_again_and_changes_no_bit(
     assert hetero.train.check_sample_log(tmp_path / "log").epochs == EPOCHS
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 def test_a_worker_that_is_killed_comes_back_and_takes_part_again(ctx: hetero.Context, tmp_path: Path) -> None:
     away: list[int] = []
@@ -272,6 +274,7 @@ def kill_all(ctx: Any) -> None:
         os.kill(number, signal.SIGKILL)
 
 
+@pytest.mark.servers
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [7, None])
 def test_when_all_workers_die_training_goes_on_from_the_newest_checkpoint_or_from_where_it_began(

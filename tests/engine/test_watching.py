@@ -53,6 +53,7 @@ def told(level: int) -> str:
     return done.stderr
 
 
+@pytest.mark.servers
 def test_each_step_of_hetero_debug_tells_what_its_switch_says_and_nothing_of_the_next() -> None:
     texts = [told(level) for level in range(5)]
     assert texts[0] == ""

@@ -1242,6 +1242,7 @@ def _break_device(trouble: str) -> None:
     raise KeyError("the task's own exception")
 
 
+@pytest.mark.servers
 def test_a_task_that_leaves_its_device_unusable_fails_alone() -> None:
     pytest.importorskip("torch")
     with hetero.Context(devices="1xtorch-cpu", isolation="process", history=False) as ctx:

@@ -44,6 +44,8 @@ from hetero.train.values import TrainingError
 __all__ = ["Reducer"]
 
 _MOST_CHECKED = 64
+_IDLE = 4
+"""After how many times the steps to be compared an optimizer that has not stepped is waited for no longer."""
 _ALL_COMPARED = 16
 _CHOICES_CLOSE = 1e-6
 _COUNTS_CLOSE = {torch.float64: 1e-10, torch.float32: 1e-6}
@@ -640,6 +642,13 @@ class Reducer:
         if not self._processes.has_check:
             return
         wanted, passes = self._options.check_steps, self._batches.passes - self._passes_before
+        idle = [each for each in self._compared if not self.steps[each]]
+        if idle and max(self.steps[each] for each in self._compared) >= _IDLE * wanted:
+            names = ", ".join(sorted(type(each).__name__ for each in idle))
+            self._processes.note(
+                f"{names} is prepared and has not stepped: its first steps are not compared with one device"
+            )
+            self._compared -= set(idle)
         done = min((self.steps[each] for each in self._compared), default=passes)
         if done >= wanted or passes >= _MOST_CHECKED * wanted:
             self._compared.clear()

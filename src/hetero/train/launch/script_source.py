@@ -14,13 +14,14 @@ import sysconfig
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 
 __all__ = ["Code", "Definition", "Scope", "Script", "SourcePlace", "Value", "last_name"]
 
 _INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
 _NOT_THEIRS = (
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+    str(Path(__file__).absolute().parents[2]) + os.sep,
     *(sysconfig.get_path(name) + os.sep for name in _INSTALLED),
 )
 """Where no script is; one may well lie below the interpreter's own folder, as in /usr/src/app."""

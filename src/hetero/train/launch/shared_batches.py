@@ -331,6 +331,10 @@ class SharedBatches:
                 "that of all devices"
             )
 
+    def note(self, words: str) -> None:
+        """Notify people, once of each thing."""
+        self._processes.note(words)
+
     def end_of_batches(self, source: object) -> None:
         """Record that an epoch is over."""
         self.order.ended(source)

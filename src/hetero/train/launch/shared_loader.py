@@ -88,6 +88,9 @@ class BatchOwner(Protocol):
         """Record that all batches of an epoch were handed out."""
         ...
 
+    def note(self, words: str) -> None:
+        """Notify people, once of each thing."""
+
     def end_of_batches(self, source: object) -> None:
         """Record that an epoch is over, and that what is drawn from here on is not for a batch."""
         ...
@@ -430,6 +433,12 @@ class SharedLoader:
             raise BadValueError(
                 f"a {type(batch).__name__} without a tensor cannot be cut into parts of a batch",
                 remedy="let the loader give tensors whose first dimension is the samples",
+            )
+        if any(each.ndim > 1 and each.shape[1] == samples != each.shape[0] for each in tensors_in(batch)):
+            self._fleet.note(
+                "a tensor of a batch has as many entries in its second dimension as there are samples, and stays whole "
+                "where others are cut: put the samples first (batch_first=True), or do not prepare the loader and cut "
+                "its batches by fleet.split(x, dim=1)"
             )
         rows = self.rows_for(number, samples)
         return part_of(batch, rows if rows.count else Rows(0, 1, rows.whole)) if rows.whole > 1 else batch

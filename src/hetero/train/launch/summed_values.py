@@ -13,6 +13,7 @@ import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -23,7 +24,7 @@ from hetero.train.launch.script_variables import DATA, Variables, is_nothing, ob
 
 __all__ = ["Missed", "SummedValues"]
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
+_HERE = str(Path(__file__).absolute().parents[1]) + os.sep
 _OF_TENSORS = frozenset({"T", "data", "device", "dtype", "grad", "imag", "mT", "ndim", "real", "shape"})
 _UNREADABLE = frozenset({"eval", "exec", "getattr", "globals", "locals", "vars"})
 _LINEAR = {

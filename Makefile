@@ -34,7 +34,7 @@ demo: $(READY) ## run the main job: a tiled Cholesky and a stencil over this hos
 	$(BIN)/hetero demo
 	$(BIN)/hetero train examples/mnist.yaml --set output=build/mnist-run
 
-test: $(READY) $(OTHER) ## run every test that needs no servers (about 16 minutes on 2 cores)
+test: $(READY) $(OTHER) ## run every test that needs no servers (about 13 minutes on 2 cores)
 	.ci/test
 
 test-servers: $(READY) $(OTHER) ## run what needs Ray clusters, namespaces, browsers or minutes (at most 30 minutes; root)

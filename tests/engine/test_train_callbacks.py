@@ -316,6 +316,10 @@ def test_metrics_that_are_none_are_refused_by_name(fleet: hetero.Context) -> Non
     for odd in ([confidence], {"a": 3}, {3: confidence}, {"a": dict}):
         with pytest.raises(BadValueError, match=r"metrics=.* is not allowed; give a dict from names to objects of"):
             made(fleet, net(), adam(net()), metrics=odd)
+    with pytest.raises(BadValueError, match="metrics has test_loss, which every report has already"):
+        made(fleet, net(), adam(net()), metrics={"test_loss": confidence})
+    with pytest.raises(BadValueError, match="give a list of functions of an EpochReport, or objects such as"):
+        made(fleet, net(), adam(net()), hetero.train.EarlyStopping)
     model = net()
     with made(fleet, model, adam(model), metrics={"text": lambda *_: "high"}) as trainer:
         trainer.fit(1)

@@ -133,8 +133,9 @@ def callbacks(given: object) -> tuple[Callable[[EpochReport], object], ...]:
     True
     """
     found = tuple(given) if isinstance(given, list | tuple) else (None,)
-    if not all(callable(one) for one in found):
-        raise BadValueError(f"callbacks={given!r} is not allowed", remedy="give a list of functions of an EpochReport")
+    if not all(callable(one) and not isinstance(one, type) for one in found):
+        remedy = "give a list of functions of an EpochReport, or objects such as EarlyStopping()"
+        raise BadValueError(f"callbacks={given!r} is not allowed", remedy=remedy)
     return found
 
 

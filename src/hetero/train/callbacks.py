@@ -16,7 +16,7 @@ from hetero.floor import clock
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.floor.extras import need
 from hetero.floor.files import atomic_write
-from hetero.train.values import EpochReport, StepReport
+from hetero.train.values import FIGURES, EpochReport, StepReport
 
 if TYPE_CHECKING:
     import mlflow
@@ -32,7 +32,6 @@ _BATCH = 500
 """Values of a request to MLflow, which takes 1,000 at most."""
 _SEND_S = 2.0
 _MODES = ("min", "max")
-_FIGURES = ("loss", "accuracy", "test_loss", "test_accuracy", "seconds", "samples_per_s")
 
 
 class Callback:
@@ -189,7 +188,7 @@ class _Monitor(Callback):
 
 def _values(report: EpochReport) -> dict[str, float]:
     """Return the figures of an epoch that are numbers, by name; metrics come first."""
-    figures = {name: getattr(report, name) for name in _FIGURES} | report.metrics
+    figures = {name: getattr(report, name) for name in FIGURES} | report.metrics
     return {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
 
 

@@ -13,6 +13,7 @@ import torch
 
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import shown
+from hetero.train.values import FIGURES
 
 __all__ = ["MetricValue", "Metrics", "Outputs", "check_metrics", "measured"]
 
@@ -61,6 +62,11 @@ def check_metrics(metrics: object) -> Metrics:
         raise BadValueError(
             f"metrics={shown(metrics)} is not allowed",
             remedy="give a dict from names to objects of torchmetrics or functions of (outputs, targets)",
+        )
+    taken = [str(name) for name in found if name in FIGURES]
+    if taken:
+        raise BadValueError(
+            f"metrics has {', '.join(taken)}, which every report has already", remedy="give it another name"
         )
     return {str(name): one for name, one in found.items() if isinstance(one, MetricObject) or callable(one)}
 

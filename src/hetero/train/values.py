@@ -24,6 +24,7 @@ __all__ = [
     "CHECKPOINT_KEYS",
     "COMPRESSIONS",
     "EXACT",
+    "FIGURES",
     "LAYOUTS",
     "NANS",
     "OVERLAPS",
@@ -321,6 +322,8 @@ class CheckpointOptions:
         return str(self.folder) if is_url(self.folder) else str(Path(self.folder).expanduser().absolute())
 
 
+FIGURES = ("loss", "accuracy", "test_loss", "test_accuracy", "seconds", "samples_per_s")
+"""Of an `EpochReport`, beside its metrics."""
 CHECKPOINT_KEYS = {"checkpoint": "folder", "checkpoint_every": "every", "keep": "keep"}
 """The fields of `CheckpointOptions` by key of a recipe."""
 

@@ -327,3 +327,27 @@ def test_embeddings_of_bounded_norm_bound_what_any_member_looks_up(kind: str, te
     for size, cut in parts.items():
         found = teams[size].run(lambda rank, cut=cut: looked_up(cut[rank]))
         assert all(torch.equal(each, whole) for each in found), kind
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_how_often_a_row_of_a_table_is_looked_up_is_counted_over_the_whole_batch(
+    teams: dict[int, Team], is_cut: bool
+) -> None:
+    torch.manual_seed(2)
+    table, words = torch.randn(5, 3, dtype=torch.float64), torch.randint(0, 5, (9, 4))
+
+    def gradient(indices: Any) -> Any:
+        weight = table.clone().requires_grad_()
+        (F.embedding(indices, weight, scale_grad_by_freq=True) ** 2).sum().backward()
+        return weight.grad
+
+    expected, parts = gradient(words), words.split((4, 5))
+    if is_cut:
+        found = sum(teams[2].run(lambda rank: gradient(parts[rank])))
+    else:
+        for group in teams[2].groups:
+            group.is_of_rows = False
+        found = teams[2].run(lambda rank: gradient(words))[1]
+        for group in teams[2].groups:
+            del group.is_of_rows
+    torch.testing.assert_close(found, expected)

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional as F  # noqa: E402, N812  torch's own word
 
-from hetero.train.launch.loss_terms import Meaning, Term, meanings_of, terms_of  # noqa: E402
+from hetero.train.launch.loss_terms import Meaning, Term, choices_of, meanings_of, terms_of  # noqa: E402
 
 SAMPLES, FEATURES, CLASSES = 11, 4, 5
 PARTS = ((0, 4), (4, 11))
@@ -166,3 +166,32 @@ def test_a_loss_of_very_many_terms_is_one_that_is_not_known() -> None:
     (term,) = terms_of(sum(weights.mul(number).mean() for number in range(20)))
     assert not term.is_known
     assert math.isnan(term.weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "choosing"),
+    [
+        ("abs", True),
+        ("clamp", True),
+        ("max", True),
+        ("maximum", True),
+        ("where", True),
+        ("mean", False),
+        ("sum", False),
+    ],
+)
+def test_there_are_as_many_numbers_of_a_choice_for_parts_of_any_size(name: str, choosing: bool) -> None:
+    makes: dict[str, Callable[[Any], Any]] = {
+        "abs": lambda each: (each.mean() - 0.5).abs() + 0.5,
+        "clamp": lambda each: each.mean().clamp(min=0.1),
+        "max": lambda each: each.max(),
+        "maximum": lambda each: torch.maximum(each.mean(), each.var()),
+        "where": lambda each: torch.where(each.mean() > 0, each.mean(), each.var()),
+        "mean": lambda each: each.mean(),
+        "sum": lambda each: each.abs().sum() + each.clamp(min=0).mean(),
+    }
+    weights = torch.ones(200, dtype=torch.float64, requires_grad=True)
+    found = [choices_of(terms_of(makes[name]((weights * rows(200, seed=3))[:part]))) for part in (3, 70, 200)]
+    assert {len(each) for each in found} == {len(found[0])}
+    assert bool(found[0]) is choosing
+    assert (found[0] != found[1]) is choosing

@@ -291,6 +291,39 @@ def test_a_file_is_encrypted_verified_given_a_new_key_and_decrypted(tmp_path: Pa
     assert (code, json.loads(out)["bytes"], back.read_bytes()) == (0, 4000, b"text" * 1000)
 
 
+def test_a_change_of_keys_that_is_cut_leaves_the_old_header_beside_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, secret, beside = key_file(tmp_path), tmp_path / "out", tmp_path / ".out.header"
+    newer = tmp_path / "newer"
+    newer.write_bytes(bytes(32))
+    newer.chmod(0o600)
+    whole = hidden(bytes(1000))
+    secret.write_bytes(whole)
+    words = ("rekey", "--key-file", key, "--new-key-file", newer, secret)
+    assert run("rekey", "--key-file", newer, "--new-key-file", key, secret)[0] == 3  # the wrong old key
+    assert not beside.exists()
+
+    def torn(file: io.BufferedRandom, *_: object) -> None:
+        file.seek(0)
+        file.write(b"half of a header")
+        raise OSError(5, "power cut")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("hetero.stores.encryption.rekey", torn)
+        assert run(*words)[1:] == ("", f"{secret} cannot be written: power cut; see that the disk is sound")
+    assert secret.read_bytes() != whole
+    code, _, error = run(*words)
+    assert code == 3
+    assert f"{beside} is there: a change of the key of {secret} did not come to its end" in error
+    with secret.open("r+b") as file:
+        file.write(beside.read_bytes())
+    assert secret.read_bytes() == whole
+    beside.unlink()
+    assert run(*words)[0] == 0
+    assert not beside.exists()
+
+
 def test_a_damaged_file_is_neither_sound_nor_decrypted_and_nothing_is_half_written(tmp_path: Path) -> None:
     key, secret, back = key_file(tmp_path), tmp_path / "out", tmp_path / "back"
     damaged = bytearray(hidden(bytes(1000)))

@@ -17,7 +17,7 @@ import typer
 from hetero.cli.options import AsJson
 from hetero.cli.output import note, print_json, say
 from hetero.floor.errors import BadValueError, ExitCode, FileError
-from hetero.floor.files import open_input, output_file, sync_folder
+from hetero.floor.files import atomic_write, open_input, output_file, sync_folder
 from hetero.floor.units import format_bytes
 
 if TYPE_CHECKING:
@@ -91,9 +91,13 @@ def rekey(
 
     old, new = _key(key_file, key_env, key_command), _key(new_key_file, new_key_env, new_key_command, "the new key: ")
     for path in files:
-        with _reading(path, "r+b") as file:
-            encryption.rekey(file, [old], new, str(path))
-            os.fsync(file.fileno())
+        try:
+            with _reading(path, "r+b") as file, _kept_beside(path, file.read(encryption.HEADER_BYTES)):
+                encryption.rekey(file, [old], new, str(path))
+                os.fsync(file.fileno())
+        except OSError as error:
+            why = error.strerror or error
+            raise FileError(f"{path} cannot be written: {why}", remedy="see that the disk is sound") from error
         if not json:
             say(f"{path}: encrypted with the key {new.id}")
     if json:
@@ -146,6 +150,27 @@ def _reading(path: Path, mode: str = "rb") -> Iterator[IO[bytes]]:
         raise FileError(f"{path} cannot be read: {error.strerror or error}", remedy="name a file") from error
     with file:
         yield file
+
+
+@contextmanager
+def _kept_beside(path: Path, header: bytes) -> Iterator[None]:
+    """Keep the header of a file in one beside it until the block has ended: a crash may leave it half written."""
+    beside = path.with_name(f".{path.name}.header")
+    if beside.exists():
+        raise FileError(
+            f"{beside} is there: a change of the key of {path} did not come to its end",
+            remedy=f"verify {path} with both keys; put the header back if neither fits, then remove it",
+        )
+    try:
+        atomic_write(beside, header)
+    except OSError as error:
+        raise FileError(f"{beside} cannot be written: {error.strerror or error}", remedy="name another file") from error
+    try:
+        yield
+    except FileError:  # before anything was written
+        beside.unlink()
+        raise
+    beside.unlink()
 
 
 @contextmanager

@@ -78,7 +78,7 @@ class Driver(Loop):
     Attributes
     ----------
     new_id
-        Give an id for a task or a data item.
+        Returns an id for a task or a data item.
     """
 
     def __init__(

@@ -196,7 +196,7 @@ class Loop:
     Attributes
     ----------
     release
-        Take note that nobody holds an item; may be called by the garbage collector at any point.
+        Records that nobody holds an item; may be called by the garbage collector at any point.
     """
 
     def __init__(

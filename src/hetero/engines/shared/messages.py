@@ -378,7 +378,7 @@ class MemberLeft(NamedTuple):
 
 
 class WithdrawAttempt(NamedTuple):
-    """Give an attempt back, if it has not begun."""
+    """Return an attempt that has not begun."""
 
     seq: int
 

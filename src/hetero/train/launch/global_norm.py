@@ -128,11 +128,10 @@ def install(
     def embedding(
         weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
     ) -> Tensor:
-        group = group_now() if scale_grad_by_freq and torch.is_grad_enabled() else None
+        group = group_of(indices) if scale_grad_by_freq and torch.is_grad_enabled() else None
         if group is None or group.world_size < 2:
             return looked_up(weight, indices, padding_idx, scale_grad_by_freq, sparse)
-        counts = torch.bincount(indices.reshape(-1), minlength=len(weight)).to(torch.float64)
-        often = _summed(group, counts)[indices].clamp(min=1).unsqueeze(-1)
+        often = _frequencies(group, indices, len(weight))[indices].clamp(min=1).unsqueeze(-1)
         found = looked_up(weight, indices, padding_idx, False, sparse)
         if found.requires_grad:
             found.register_hook(lambda gradient: gradient / often.to(gradient))
@@ -163,6 +162,18 @@ def uninstall() -> None:
     while _replaced:
         owner, name, original = _replaced.pop()
         setattr(owner, name, original)
+
+
+def _frequencies(group: GroupLike, indices: Tensor, entries: int) -> Tensor:
+    """Return how often each entry of a table is looked up by all members: the own counts of what nobody has cut."""
+    table = torch.zeros(group.world_size, entries + 1, dtype=torch.float64)
+    table[group.rank, :-1] = torch.bincount(indices.reshape(-1), minlength=entries)
+    table[group.rank, -1] = not getattr(group, "is_of_rows", True)
+    own = table[group.rank, :-1].clone()
+    group.all_reduce(table)
+    counts = [each[:-1] for each in table if each.any()]
+    is_whole = bool(table[:, -1].any()) and all(torch.equal(each, counts[0]) for each in counts)
+    return (own if is_whole else table[:, :-1].sum(0)).to(indices.device)
 
 
 def _take_means(group: GroupLike, rows: int, tracked: Sequence[Tensor]) -> None:

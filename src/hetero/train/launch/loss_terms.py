@@ -44,7 +44,6 @@ _CHOOSING = frozenset(
     }
 )  # fmt: skip
 """What is linear piece by piece, so that it depends on a number in which piece it is."""
-_MOST_SAVED = 64
 _MOST_HELD = 64
 MOST_TERMS = 16
 _MOST_WAYS = 64
@@ -114,7 +113,8 @@ def terms_of(loss: Tensor) -> tuple[Term, ...]:
 def choices_of(terms: Sequence[Term]) -> list[float]:
     """Return the numbers by which terms choose between pieces that are linear, as `clamp` of a mean does.
 
-    Where these differ between processes, each chooses by its own rows.
+    Each is the sum of what autograd has saved in one place, so that there are as many in all processes whose losses are
+    made alike. Where they differ, each process chooses by its own rows.
 
     Examples
     --------
@@ -129,8 +129,8 @@ def choices_of(terms: Sequence[Term]) -> list[float]:
             continue
         for name in sorted(each for each in dir(node) if each.startswith("_saved_")):
             saved = getattr(node, name)
-            if isinstance(saved, Tensor) and 0 < saved.numel() <= _MOST_SAVED:
-                found.extend(saved.detach().reshape(-1).tolist())
+            if isinstance(saved, Tensor):
+                found.append(float(saved.detach().double().sum()))
     return found
 
 

@@ -171,8 +171,6 @@ class Reducer:
             return
         label, self._new = self._new, ""
         self._trainings += 1
-        self._has_stepped = False
-        self._batches.draws.log.is_compared = True
         if self._trainings > _ALL_COMPARED and self._trainings & (self._trainings - 1):
             self._processes.note(
                 f"of more than {_ALL_COMPARED} trainings in a script, only number 32, 64, 128 and so on are compared "
@@ -180,6 +178,7 @@ class Reducer:
             )
         elif self._processes.begin_check(known):
             self.first_steps.group = self._processes.everybody
+            self._has_stepped, self._batches.draws.log.is_compared = False, True
             self._passes_before = self._batches.passes
         else:
             self._processes.note(
@@ -320,8 +319,8 @@ class Reducer:
             del ways[1:]
         if not checking and signature not in self._ways and not all(term.is_known for term in terms):
             self._guess(terms, ways[0], "may be a mean or a sum over the batch")
-        sums = [term for term in terms if term.meanings[0] == "sum"]
-        if not checking and signature not in self._ways and len(sums) > 1 and self._batches.is_divided:
+        sums = sum(term.meanings[0] == "sum" for term in terms)
+        if sums > 1 and signature not in self._ways and self._batches.is_divided and not self._processes.has_check:
             self._guess(terms, ways[0], "may add up sums over the batch and over data that no process has cut")
         if weight is None and self._batches.is_divided and self._batches.in_use.whole > 1:
             self._refuse_choices(terms)
@@ -669,8 +668,8 @@ class Reducer:
         if torch.allclose(each, each[:1].expand_as(each), rtol=_CHOICES_CLOSE, atol=0.0, equal_nan=True):
             return
         error = BadValueError(
-            f"a loss made of {_names(terms)} chooses by the mean over the own rows, as abs(), clamp() and max() of a "
-            "mean do, and not by that of the whole batch",
+            f"a loss made of {_names(terms)} chooses by the own rows, as abs(), clamp() and max() of a mean do, and "
+            "not by the whole batch",
             remedy="choose by what all processes know: fleet.sum(mean.detach() * len(rows)) / fleet.global_batch",
         )
         if self._options.strict:
